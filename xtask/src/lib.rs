@@ -1,0 +1,16 @@
+//! The automation of this repository: `cargo xtask test` and what it needs.
+//!
+//! [`steps`] lists what a change must pass and [`report`] prints how it went; [`tidy`] checks the invariants that
+//! the compiler cannot; [`postgres`] is the private server the tests talk to.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks on its standard streams")]
+
+pub mod cargo;
+pub mod child;
+pub mod error;
+pub mod interrupt;
+pub mod packages;
+pub mod postgres;
+pub mod report;
+pub mod steps;
+pub mod tidy;

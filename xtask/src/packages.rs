@@ -1,0 +1,118 @@
+//! What must be installed on the machine, and installing it on Debian.
+
+use std::fs;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::error::Error;
+use crate::{interrupt, postgres};
+
+/// Debian's package with the server programs, and why we want it.
+const POSTGRES: (&str, &str) = ("postgresql", "the tests run against a private Postgres server");
+
+/// Read by Debian's Postgres packages when they are installed.
+const CLUSTER_SETTINGS: &str = "/etc/postgresql-common/createcluster.d";
+
+/// Makes sure that the Postgres server programs are there; as root on Debian it installs them.
+///
+/// Otherwise fails with the command to run. The installation creates and starts no server of its own.
+pub fn require_postgres() -> Result<(), Error> {
+    let Err(missing) = postgres::programs_folder() else { return Ok(()) };
+    if !Path::new("/usr/bin/apt-get").exists() {
+        return Err(Error::Environment(missing.to_string()));
+    }
+    let (package, why) = POSTGRES;
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Error::Environment(format!(
+            "{package} is not installed and only root can install it: {why}; \
+             run `sudo apt-get update && sudo apt-get install --yes --no-install-recommends {package}`"
+        )));
+    }
+    println!("installing {package}: {why}");
+    install(package).and_then(|()| postgres::programs_folder().map(drop)).map_err(|error| {
+        Error::Environment(format!("cannot install {package}: {error}; install it by hand and start again"))
+    })?;
+    interrupt::check()
+}
+
+fn install(package: &str) -> io::Result<()> {
+    let _no_cluster = NoMainCluster::new(Path::new(CLUSTER_SETTINGS))?;
+    let install = ["install", "--yes", "--no-install-recommends", package];
+    // A fresh image has no package lists at all; an old one has lists that name files no longer there.
+    if has_package_lists() && apt_get(&install).is_ok() {
+        return Ok(());
+    }
+    apt_get(&["update"])?;
+    apt_get(&install)
+}
+
+fn has_package_lists() -> bool {
+    let Ok(lists) = fs::read_dir("/var/lib/apt/lists") else { return false };
+    lists.flatten().any(|list| list.file_name().to_string_lossy().contains("_Packages"))
+}
+
+/// Runs apt-get to its end even when interrupted: a package installed half-way would have to be repaired by hand.
+fn apt_get(arguments: &[&str]) -> io::Result<()> {
+    let status = Command::new("apt-get")
+        .args(["--quiet=2", "--option=Dpkg::Use-Pty=0"])
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdin(Stdio::null())
+        .process_group(0)
+        .status()?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("`apt-get {}` ended with {status}", arguments.join(" "))))
+}
+
+/// Keeps Debian's Postgres packages from creating and starting a server on port 5432, until dropped.
+struct NoMainCluster {
+    settings: PathBuf,
+    created_folder: Option<PathBuf>,
+}
+
+impl NoMainCluster {
+    fn new(folder: &Path) -> io::Result<Self> {
+        let created_folder = (!folder.exists()).then(|| folder.to_owned());
+        fs::create_dir_all(folder)?;
+        let settings = folder.join("oncebox-xtask.conf");
+        fs::write(&settings, "create_main_cluster = false\n")?;
+        Ok(Self { settings, created_folder })
+    }
+}
+
+impl Drop for NoMainCluster {
+    fn drop(&mut self) {
+        // Nothing better can be done with a failure: the file would only keep its harmless effect.
+        let _ = fs::remove_file(&self.settings);
+        if let Some(folder) = &self.created_folder {
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cluster_setting_leaves_nothing_behind() {
+        let machine = tempfile::tempdir().unwrap();
+        let folder = machine.path().join("createcluster.d");
+        let setting = NoMainCluster::new(&folder).unwrap();
+        let text = fs::read_to_string(folder.join("oncebox-xtask.conf")).unwrap();
+        assert_eq!(text, "create_main_cluster = false\n");
+        drop(setting);
+        assert!(!folder.exists());
+    }
+
+    #[test]
+    fn a_settings_folder_that_was_there_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(NoMainCluster::new(folder.path()).unwrap());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,317 @@
+//! Receives messages: calls that arrive at the same time share one statement and one commit.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::counters::{Counter, Counters};
+use crate::error::{Error, ErrorKind};
+use crate::kinds::Kinds;
+use crate::message::Message;
+use crate::store::{Arrival, Received, Store};
+use crate::wake::Wake;
+
+/// The most messages and payload bytes in one statement.
+const MOST_MESSAGES: usize = 1000;
+const MOST_BYTES: usize = 8 * 1024 * 1024;
+
+/// At most one hint to other processes in this time.
+const ANNOUNCE_EVERY: Duration = Duration::from_millis(10);
+
+/// How often the list of kinds that other processes' handlers want is read again.
+const ROUTES_EVERY: Duration = Duration::from_secs(10);
+
+/// Collects calls while the previous statement is under way.
+pub(crate) struct Receiver<St> {
+    inner: Arc<Inner<St>>,
+}
+
+struct Inner<St> {
+    store: St,
+    counters: Arc<Counters>,
+    wake: Wake,
+    queue: Mutex<Queue>,
+    announcing: AtomicBool,
+    last: Mutex<Times>,
+    routes: Mutex<Arc<Vec<Kinds>>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: Vec<Request>,
+    running: bool,
+}
+
+struct Request {
+    arrivals: Vec<Arrival>,
+    answer: oneshot::Sender<Result<Vec<Received>, Arc<Error>>>,
+}
+
+#[derive(Default)]
+struct Times {
+    announced: Option<Instant>,
+    routes: Option<Instant>,
+}
+
+impl<St: Store> Receiver<St> {
+    pub(crate) fn new(store: St, counters: Arc<Counters>, wake: Wake) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                store,
+                counters,
+                wake,
+                queue: Mutex::default(),
+                announcing: AtomicBool::new(false),
+                last: Mutex::default(),
+                routes: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Stores checked messages and answers for each, in order. `own` are the kinds wanted in this process.
+    pub(crate) async fn receive(
+        &self,
+        messages: Vec<Message>,
+        own: Vec<Kinds>,
+    ) -> Result<Vec<Received>, Error> {
+        if messages.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.inner.refresh_routes().await;
+        let routes = lock(&self.inner.routes).clone();
+        let unrouted = |kind: &str| !own.iter().chain(routes.iter()).any(|kinds| kinds.wants(kind));
+        let is_unrouted: Vec<bool> = messages.iter().map(|message| unrouted(&message.kind)).collect();
+        let mut answers = Vec::with_capacity(messages.len());
+        for chunk in chunks(messages) {
+            answers.extend(self.enqueue(chunk).await?);
+        }
+        let lost = answers.iter().zip(is_unrouted).filter(|(answer, un)| **answer == Received::New && *un);
+        self.inner.counters.add("", Counter::Unrouted, lost.count());
+        Ok(answers)
+    }
+
+    /// Tells other processes soon that there is something to do.
+    pub(crate) fn announce(&self) {
+        self.inner.clone().announce();
+    }
+
+    async fn enqueue(&self, arrivals: Vec<Arrival>) -> Result<Vec<Received>, Error> {
+        let (answer, answered) = oneshot::channel();
+        let start = {
+            let mut queue = lock(&self.inner.queue);
+            queue.waiting.push(Request { arrivals, answer });
+            !std::mem::replace(&mut queue.running, true)
+        };
+        if start {
+            // Spawned, so that a caller that gives up does not take the others' messages with it.
+            tokio::spawn(self.inner.clone().work_off());
+        }
+        match answered.await {
+            Ok(Ok(received)) => Ok(received),
+            Ok(Err(error)) => Err(Error::caused(error.kind(), "messages could not be stored", error)),
+            Err(_) => {
+                Err(Error::new(ErrorKind::Unavailable, "the runtime shut down while messages were stored"))
+            }
+        }
+    }
+}
+
+impl<St: Store> Inner<St> {
+    async fn work_off(self: Arc<Self>) {
+        // Should the store panic, callers must get an error instead of waiting for ever.
+        let guard = Reset(&self.queue);
+        loop {
+            let group = {
+                let mut queue = lock(&self.queue);
+                let group = take_group(&mut queue.waiting);
+                if group.is_empty() {
+                    queue.running = false;
+                    std::mem::forget(guard);
+                    return;
+                }
+                group
+            };
+            self.store_group(group).await;
+        }
+    }
+
+    async fn store_group(self: &Arc<Self>, group: Vec<Request>) {
+        let mut first_of: HashMap<[u8; 16], usize> = HashMap::new();
+        let mut unique: Vec<Arrival> = Vec::new();
+        let mut repeats: Vec<Arrival> = Vec::new();
+        // Per request and message: the place of its first copy, and whether it is that copy.
+        let mut places: Vec<Vec<(usize, Copy)>> = Vec::new();
+        let mut answers = Vec::new();
+        for Request { arrivals, answer } in group {
+            answers.push(answer);
+            let mut own = Vec::with_capacity(arrivals.len());
+            for arrival in arrivals {
+                match first_of.get(&arrival.identity) {
+                    None => {
+                        first_of.insert(arrival.identity, unique.len());
+                        own.push((unique.len(), Copy::First));
+                        unique.push(arrival);
+                    }
+                    Some(&first) if unique[first].fingerprint == arrival.fingerprint => {
+                        own.push((first, Copy::Same));
+                    }
+                    Some(&first) => {
+                        own.push((first, Copy::Other(repeats.len())));
+                        repeats.push(arrival);
+                    }
+                }
+            }
+            places.push(own);
+        }
+        let stored = match self.store.receive(&unique).await {
+            // A copy with other bytes of a message in the same statement: the store can judge it now.
+            Ok(stored) => self.store_repeats(repeats).await.map(|repeated| (stored, repeated)),
+            Err(error) => Err(error),
+        };
+        match stored {
+            Ok((stored, repeated)) => {
+                self.wake.ring();
+                self.clone().announce();
+                for (answer, own) in answers.into_iter().zip(places) {
+                    let received: Vec<Received> =
+                        own.into_iter().map(|(place, copy)| copy.answer(stored[place], &repeated)).collect();
+                    self.count(&received);
+                    // The caller may have given up; its messages are stored all the same.
+                    let _ = answer.send(Ok(received));
+                }
+            }
+            Err(error) => {
+                let error = Arc::new(error);
+                for answer in answers {
+                    let _ = answer.send(Err(error.clone()));
+                }
+            }
+        }
+    }
+
+    async fn store_repeats(&self, repeats: Vec<Arrival>) -> Result<Vec<Received>, Error> {
+        // One at a time: several of them may share an identity. This is as rare as it is wrong.
+        let mut answers = Vec::with_capacity(repeats.len());
+        for arrival in repeats {
+            answers.extend(self.store.receive(&[arrival]).await?);
+        }
+        Ok(answers)
+    }
+
+    fn count(&self, received: &[Received]) {
+        let of = |wanted: Received| received.iter().filter(|one| **one == wanted).count();
+        self.counters.add("", Counter::Received, of(Received::New));
+        self.counters.add("", Counter::Duplicate, of(Received::Duplicate));
+        self.counters.add("", Counter::Conflict, of(Received::Conflict));
+    }
+
+    /// At once when the last hint is long ago, else once when its time has come.
+    fn announce(self: Arc<Self>) {
+        if self.announcing.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let wait = lock(&self.last)
+            .announced
+            .map_or(Duration::ZERO, |last| ANNOUNCE_EVERY.saturating_sub(last.elapsed()));
+        tokio::spawn(async move {
+            tokio::time::sleep(wait).await;
+            lock(&self.last).announced = Some(Instant::now());
+            self.announcing.store(false, Ordering::SeqCst);
+            if let Err(error) = self.store.announce().await {
+                tracing::debug!(%error, "other processes could not be woken; they poll");
+            }
+        });
+    }
+
+    async fn refresh_routes(&self) {
+        let stale = {
+            let mut last = lock(&self.last);
+            let stale = last.routes.is_none_or(|at| at.elapsed() > ROUTES_EVERY);
+            if stale {
+                last.routes = Some(Instant::now());
+            }
+            stale
+        };
+        if !stale {
+            return;
+        }
+        // Only a counter depends on it, so an error is no reason to refuse messages.
+        let Ok(known) = self.store.handlers().await else { return };
+        let routes = known.into_iter().map(|handler| {
+            let mut kinds = Kinds::default();
+            for pattern in handler.kinds {
+                let _ = kinds.add(&pattern);
+            }
+            kinds
+        });
+        *lock(&self.routes) = Arc::new(routes.collect());
+    }
+}
+
+struct Reset<'a>(&'a Mutex<Queue>);
+
+impl Drop for Reset<'_> {
+    fn drop(&mut self) {
+        *lock(self.0) = Queue::default();
+    }
+}
+
+/// How a message relates to the first one of its identity in the same statement.
+#[derive(Clone, Copy)]
+enum Copy {
+    First,
+    Same,
+    /// With other bytes; the place of its own answer.
+    Other(usize),
+}
+
+impl Copy {
+    fn answer(self, first: Received, repeated: &[Received]) -> Received {
+        match (self, first) {
+            (Copy::First, first) => first,
+            // The first one conflicts with an older message, and so does its copy.
+            (Copy::Same, Received::Conflict) => Received::Conflict,
+            (Copy::Same, _) => Received::Duplicate,
+            (Copy::Other(place), _) => repeated[place],
+        }
+    }
+}
+
+fn chunks(messages: Vec<Message>) -> Vec<Vec<Arrival>> {
+    let mut chunks: Vec<Vec<Arrival>> = Vec::new();
+    let mut bytes = 0;
+    for message in messages {
+        let fits = chunks.last().is_some_and(|chunk| chunk.len() < MOST_MESSAGES && bytes < MOST_BYTES);
+        if !fits {
+            chunks.push(Vec::new());
+            bytes = 0;
+        }
+        bytes += message.payload.len();
+        if let Some(chunk) = chunks.last_mut() {
+            chunk.push(Arrival::new(message));
+        }
+    }
+    chunks
+}
+
+/// The requests that fit into one statement, in the order they came.
+fn take_group(waiting: &mut Vec<Request>) -> Vec<Request> {
+    let (mut messages, mut bytes, mut fitting) = (0, 0, 0);
+    for request in waiting.iter() {
+        messages += request.arrivals.len();
+        bytes += request.arrivals.iter().map(|arrival| arrival.message.payload.len()).sum::<usize>();
+        if fitting > 0 && (messages > MOST_MESSAGES || bytes > MOST_BYTES) {
+            break;
+        }
+        fitting += 1;
+    }
+    waiting.drain(..fitting).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

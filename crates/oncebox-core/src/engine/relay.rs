@@ -1,0 +1,151 @@
+//! Moves messages from the outbox to a sink. No transaction is open while the sink works.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use crate::counters::Counter;
+use crate::engine::new_token;
+use crate::error::{Error, ErrorKind};
+use crate::inbox::Inbox;
+use crate::message::Message;
+use crate::sink::{Relay, SendFailure, Sink};
+use crate::store::{AskOutgoing, Outgoing, SendOutcome, Sent, Store, Token};
+
+/// How long lanes of the outbox stay ours without being asked for again. Longer than one call of a sink may take.
+const LANES_FOR: Duration = Duration::from_secs(30);
+
+/// Sends what is due until nothing is. Answers whether anything was sent or tried.
+pub(crate) async fn step<St: Store, S, K: Sink>(
+    inbox: &Inbox<St, S>,
+    relay: &Relay<K>,
+    stop: impl Fn() -> bool,
+) -> Result<bool, Error> {
+    let token = new_token(&inbox.shared.seed);
+    let mut any = false;
+    let result = loop {
+        if stop() {
+            break Ok(());
+        }
+        let ask = AskOutgoing { sink: &relay.name, token, limit: relay.batch, lease_for: LANES_FOR };
+        let due = match inbox.store.lease_outgoing(&ask).await {
+            Ok(due) if due.is_empty() => break Ok(()),
+            Ok(due) => due,
+            Err(error) => break Err(error),
+        };
+        any = true;
+        if let Err(error) = send(inbox, relay, token, due).await {
+            break Err(error);
+        }
+    };
+    if any {
+        let released = inbox.store.settle_outgoing(&relay.name, token, &[], true).await;
+        if let (Ok(()), Err(error)) = (&result, released) {
+            tracing::debug!(sink = relay.name, %error, "lanes of the outbox could not be given back; they time out");
+        }
+    }
+    result.map(|()| any)
+}
+
+/// Sends one lot, in waves where the sink does not keep order by itself.
+async fn send<St: Store, S, K: Sink>(
+    inbox: &Inbox<St, S>,
+    relay: &Relay<K>,
+    token: Token,
+    due: Vec<Outgoing>,
+) -> Result<(), Error> {
+    let waves = if relay.sink.keeps_order() { vec![due] } else { waves(due) };
+    // Keys with a message that was not confirmed: what comes after it in this lot waits with it.
+    let mut stuck: HashSet<String> = HashSet::new();
+    for wave in waves {
+        let wave: Vec<Outgoing> = wave
+            .into_iter()
+            .filter(|outgoing| !outgoing.message.key.as_ref().is_some_and(|key| stuck.contains(key)))
+            .collect();
+        if wave.is_empty() {
+            continue;
+        }
+        let messages: Vec<Message> = wave.iter().map(|outgoing| outgoing.message.clone()).collect();
+        let sending = tokio::time::timeout(relay.timeout, relay.sink.send(&messages)).await;
+        let answers = match sending {
+            Ok(Ok(answers)) => answers,
+            Ok(Err(error)) => {
+                let text = format!("sink `{}` cannot be reached", relay.name);
+                return Err(Error::caused(ErrorKind::Unavailable, text, error));
+            }
+            Err(_) => {
+                let text = format!("sink `{}` did not confirm within {:?}", relay.name, relay.timeout);
+                return Err(Error::new(ErrorKind::Unavailable, text));
+            }
+        };
+        settle(inbox, relay, token, &wave, answers, &mut stuck).await?;
+    }
+    Ok(())
+}
+
+async fn settle<St: Store, S, K: Sink>(
+    inbox: &Inbox<St, S>,
+    relay: &Relay<K>,
+    token: Token,
+    wave: &[Outgoing],
+    answers: Vec<Result<(), SendFailure>>,
+    stuck: &mut HashSet<String>,
+) -> Result<(), Error> {
+    let (mut sent, mut failed, mut dead) = (0, 0, 0);
+    let mut answers = answers.into_iter();
+    let mut results = Vec::with_capacity(wave.len());
+    for outgoing in wave {
+        let answer = answers.next().unwrap_or_else(|| {
+            Err(SendFailure::Retry("the sink did not say whether it has the message".to_owned()))
+        });
+        let attempt = outgoing.attempts + 1;
+        let outcome = match answer {
+            Ok(()) => {
+                sent += 1;
+                SendOutcome::Confirmed
+            }
+            Err(SendFailure::Retry(error)) if attempt < relay.max_attempts => {
+                failed += 1;
+                SendOutcome::Retry(relay.backoff.delay(attempt, inbox.shared.seed.next()), error)
+            }
+            Err(SendFailure::Retry(error) | SendFailure::Permanent(error)) => {
+                failed += 1;
+                dead += 1;
+                SendOutcome::Dead(error)
+            }
+        };
+        if matches!(outcome, SendOutcome::Retry(..)) {
+            stuck.extend(outgoing.message.key.clone());
+        }
+        results.push(Sent { seq: outgoing.seq, outcome });
+    }
+    inbox.store.settle_outgoing(&relay.name, token, &results, false).await?;
+    let counters = &inbox.shared.counters;
+    counters.add(&relay.name, Counter::Sent, sent);
+    counters.add(&relay.name, Counter::SendFailed, failed);
+    counters.add(&relay.name, Counter::SendDead, dead);
+    if dead > 0 {
+        tracing::warn!(sink = relay.name, dead, "outgoing messages were refused for good");
+    }
+    Ok(())
+}
+
+/// Splits a lot so that no key appears twice in a wave; messages without a key go in the first.
+fn waves(due: Vec<Outgoing>) -> Vec<Vec<Outgoing>> {
+    let mut waves: Vec<Vec<Outgoing>> = Vec::new();
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    for outgoing in due {
+        let wave = match &outgoing.message.key {
+            Some(key) => {
+                let turn = seen.entry(key.clone()).or_default();
+                *turn += 1;
+                *turn - 1
+            }
+            None => 0,
+        };
+        if waves.len() <= wave {
+            waves.push(Vec::new());
+        }
+        waves[wave].push(outgoing);
+    }
+    waves
+}

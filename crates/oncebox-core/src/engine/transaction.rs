@@ -1,0 +1,321 @@
+//! The one place that begins, checks and commits a handler's transaction.
+//!
+//! Many deliveries share a transaction while all goes well. When one fails, everything is rolled back and the stretch
+//! is run again in pieces, so that the failing one is alone in its transaction before it is blamed. A commit whose
+//! outcome is unknown is never guessed at: the stretch is begun again, and what the store reads back tells.
+
+use std::future::Future;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+
+use crate::engine::TRANSACTION_BUDGET;
+use crate::engine::call::{Open, call_in_tx};
+use crate::error::{Error, ErrorKind};
+use crate::failure::Failure;
+use crate::handler::Registered;
+use crate::inbox::Inbox;
+use crate::message::Message;
+use crate::store::{Connection, Store};
+
+/// How often a stretch is begun again for a cause that is no message's fault before it counts as a failure.
+const PATIENCE: u32 = 5;
+
+/// A stretch of deliveries that can be begun in pieces, in order, and knows what to write for each.
+pub(crate) trait Work<St: Store, S> {
+    /// Begins a transaction for these items. Fewer items than asked for means there are no more.
+    ///
+    /// A blamed item comes back without calls. `None`: nothing of this span is left to do here.
+    fn begin(
+        &mut self,
+        span: Range<usize>,
+    ) -> impl Future<Output = Result<Option<Begun<St, S>>, Error>> + Send;
+
+    /// Writes the outcome of these items and commits. `last` is false while other spans are still to come.
+    fn commit(
+        &mut self,
+        span: Range<usize>,
+        items: &[Item<St, S>],
+        open: Open<St::Connection>,
+        last: bool,
+    ) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Notes that this item failed for this handler, alone in its transaction.
+    fn blame(&mut self, index: usize, handler: &Arc<Registered<St, S>>, failure: Failure);
+}
+
+/// A begun transaction.
+pub(crate) struct Begun<St: Store, S> {
+    pub(crate) connection: St::Connection,
+    pub(crate) items: Vec<Item<St, S>>,
+}
+
+/// One delivery, or one inline message with all its handlers.
+pub(crate) struct Item<St: Store, S> {
+    pub(crate) message: Option<Message>,
+    pub(crate) attempt: u32,
+    /// Who is to be called with it; nobody when it is skipped or parked.
+    pub(crate) handlers: Vec<Arc<Registered<St, S>>>,
+}
+
+/// Runs the items `0..count` of a stretch. Answers how many items were committed.
+pub(crate) fn run<'a, St, S, W>(
+    inbox: &'a Inbox<St, S>,
+    work: &'a mut W,
+    count: usize,
+) -> BoxFuture<'a, Result<usize, Error>>
+where
+    St: Store,
+    S: Clone + Send + Sync + 'static,
+    W: Work<St, S> + Send,
+{
+    // Boxed, so that the compiler can see here that it is `Send`.
+    Box::pin(run_spans(inbox, work, count))
+}
+
+async fn run_spans<St, S, W>(inbox: &Inbox<St, S>, work: &mut W, count: usize) -> Result<usize, Error>
+where
+    St: Store,
+    S: Clone + Send + Sync + 'static,
+    W: Work<St, S> + Send,
+{
+    let mut committed = 0;
+    let mut strikes = 0;
+    // The span to run next is at the end.
+    let mut spans = vec![0..count];
+    while let Some(span) = spans.pop() {
+        let begun = match work.begin(span.clone()).await {
+            Ok(Some(begun)) => begun,
+            Ok(None) => continue,
+            Err(error) if error.kind() == ErrorKind::Contention && strikes < PATIENCE => {
+                strikes += 1;
+                pause(inbox, strikes).await;
+                spans.push(span);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let Begun { connection, items } = begun;
+        let span = span.start..span.start + items.len();
+        let open = Open { connection, outgoing: Vec::new() };
+        match run_items(inbox, &items, open).await {
+            Ran::All(open, reached) => {
+                let rest = span.start + reached..span.end;
+                let span = span.start..span.start + reached;
+                if !rest.is_empty() {
+                    spans.push(rest);
+                }
+                match work.commit(span.clone(), &items[..reached], open, spans.is_empty()).await {
+                    Ok(()) => {
+                        committed += reached;
+                        strikes = 0;
+                    }
+                    Err(error) if error.is_transient() && strikes < PATIENCE => {
+                        strikes += 1;
+                        pause(inbox, strikes).await;
+                        spans.push(span);
+                    }
+                    Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
+                    Err(error) => blame_commit(work, &mut spans, span, &items, error),
+                }
+            }
+            Ran::Failed { open, call, earlier, failure } => {
+                if let Some(open) = open {
+                    open.connection.rollback().await;
+                }
+                if strikes < PATIENCE && is_transient(inbox, &failure) {
+                    strikes += 1;
+                    pause(inbox, strikes).await;
+                    spans.push(span);
+                    continue;
+                }
+                split(work, &mut spans, span, call, &earlier, failure);
+            }
+        }
+    }
+    Ok(committed)
+}
+
+enum Ran<St: Store, S> {
+    /// The items up to this count were run.
+    All(Open<St::Connection>, usize),
+    /// A call failed.
+    Failed {
+        open: Option<Open<St::Connection>>,
+        call: FailedCall<St, S>,
+        earlier: Vec<usize>,
+        failure: Failure,
+    },
+}
+
+struct FailedCall<St: Store, S> {
+    handler: Arc<Registered<St, S>>,
+    items: Vec<usize>,
+}
+
+async fn run_items<St, S>(
+    inbox: &Inbox<St, S>,
+    items: &[Item<St, S>],
+    mut open: Open<St::Connection>,
+) -> Ran<St, S>
+where
+    St: Store,
+    S: Clone + Send + Sync + 'static,
+{
+    let started = Instant::now();
+    let mut earlier = Vec::new();
+    let mut reached = items.len();
+    for (index, item) in items.iter().enumerate() {
+        let Some(message) = &item.message else { continue };
+        if item.handlers.iter().all(|handler| handler.takes_batch) {
+            continue;
+        }
+        for handler in &item.handlers {
+            if handler.takes_batch {
+                continue;
+            }
+            let (given_back, result) = call_in_tx(inbox, handler, &[message], item.attempt, open).await;
+            match (given_back, result) {
+                (Some(back), Ok(())) => open = back,
+                (open, Err(failure)) => {
+                    let call = FailedCall { handler: handler.clone(), items: vec![index] };
+                    return Ran::Failed { open, call, earlier, failure };
+                }
+                (None, Ok(())) => unreachable!("a handler that kept its transaction has failed"),
+            }
+        }
+        earlier.push(index);
+        if started.elapsed() >= TRANSACTION_BUDGET {
+            reached = index + 1;
+            break;
+        }
+    }
+    for (handler, wanted) in batch_calls(&items[..reached]) {
+        let messages: Vec<&Message> =
+            wanted.iter().filter_map(|&index| items[index].message.as_ref()).collect();
+        let attempt = wanted.iter().map(|&index| items[index].attempt).max().unwrap_or(1);
+        let (given_back, result) = call_in_tx(inbox, &handler, &messages, attempt, open).await;
+        match (given_back, result) {
+            (Some(back), Ok(())) => open = back,
+            (open, Err(failure)) => {
+                let call = FailedCall { handler, items: wanted };
+                return Ran::Failed { open, call, earlier, failure };
+            }
+            (None, Ok(())) => unreachable!("a handler that kept its transaction has failed"),
+        }
+    }
+    Ran::All(open, reached)
+}
+
+/// Each handler that takes batches, with the items it wants.
+fn batch_calls<St: Store, S>(items: &[Item<St, S>]) -> Vec<(Arc<Registered<St, S>>, Vec<usize>)> {
+    let mut calls: Vec<(Arc<Registered<St, S>>, Vec<usize>)> = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        for handler in item.handlers.iter().filter(|handler| handler.takes_batch) {
+            match calls.iter_mut().find(|(known, _)| Arc::ptr_eq(known, handler)) {
+                Some((_, wanted)) => wanted.push(index),
+                None => calls.push((handler.clone(), vec![index])),
+            }
+        }
+    }
+    calls
+}
+
+/// Blames an item that was alone in its transaction; otherwise runs the stretch again in smaller pieces.
+fn split<St, S, W>(
+    work: &mut W,
+    spans: &mut Vec<Range<usize>>,
+    span: Range<usize>,
+    call: FailedCall<St, S>,
+    earlier: &[usize],
+    failure: Failure,
+) where
+    St: Store,
+    W: Work<St, S>,
+{
+    let FailedCall { handler, items } = call;
+    match items[..] {
+        [index] => {
+            let absolute = span.start + index;
+            let before = span.start..absolute;
+            let others_ran = earlier.iter().any(|&ran| ran != index);
+            let rest = absolute + 1..span.end;
+            if others_ran {
+                push_all(spans, [before, absolute..absolute + 1, rest]);
+            } else {
+                work.blame(absolute, &handler, failure);
+                push_all(spans, [span.start..absolute + 1, rest, 0..0]);
+            }
+        }
+        _ => halve(spans, span),
+    }
+}
+
+/// A commit that was refused: by a fence, a deferred constraint, an error the handler swallowed.
+fn blame_commit<St, S, W>(
+    work: &mut W,
+    spans: &mut Vec<Range<usize>>,
+    span: Range<usize>,
+    items: &[Item<St, S>],
+    error: Error,
+) where
+    St: Store,
+    W: Work<St, S>,
+{
+    let mut calls = items.iter().take(span.len()).enumerate().filter(|(_, item)| !item.handlers.is_empty());
+    let first = calls.next();
+    let more = calls.next().is_some();
+    match first {
+        Some((index, item)) if !more => {
+            let text = match error.kind() {
+                ErrorKind::Fenced => Error::caused(
+                    ErrorKind::Fenced,
+                    "the transaction could not be committed; return SQL errors instead of swallowing them, \
+                     and do not commit or roll back yourself",
+                    error,
+                ),
+                _ => error,
+            };
+            // With several handlers on one inline message the last one is blamed first; the others then run alone.
+            if let Some(handler) = item.handlers.last() {
+                work.blame(span.start + index, handler, Failure::from(text));
+            }
+            spans.push(span);
+        }
+        Some(_) => halve(spans, span),
+        None => {
+            // Nothing was called, so nothing can be blamed: somebody else owns this work now.
+            tracing::warn!(%error, "a stretch without handler calls could not be committed; it is left to its owner");
+        }
+    }
+}
+
+fn halve(spans: &mut Vec<Range<usize>>, span: Range<usize>) {
+    let middle = span.start + span.len() / 2;
+    push_all(spans, [span.start..middle, middle..span.end, 0..0]);
+}
+
+/// Puts spans on the stack so that they are run in the order given.
+fn push_all(spans: &mut Vec<Range<usize>>, in_order: [Range<usize>; 3]) {
+    spans.extend(in_order.into_iter().rev().filter(|span| !span.is_empty()));
+}
+
+fn is_transient<St: Store, S>(inbox: &Inbox<St, S>, failure: &Failure) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(failure.error());
+    while let Some(error) = cause {
+        if inbox.store.is_transient(error) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// A short, growing, jittered wait before the same transaction is begun again.
+async fn pause<St: Store, S>(inbox: &Inbox<St, S>, strikes: u32) {
+    let jitter = inbox.shared.seed.next() % 20;
+    tokio::time::sleep(Duration::from_millis(10 * u64::from(strikes.pow(2)) + jitter)).await;
+}

@@ -1,0 +1,229 @@
+//! The inbox: received messages and the handlers that want them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Seed;
+use crate::counters::Counters;
+use crate::engine::inline;
+use crate::engine::receive::Receiver;
+use crate::error::{Error, ErrorKind};
+use crate::handler::{Handler, NamedHandler, Registered};
+use crate::kinds::IntoKinds;
+use crate::limits::Limits;
+use crate::message::Message;
+use crate::store::{Received, Retention, Store};
+use crate::wake::Wake;
+
+/// The scope of messages that come without one.
+pub const DEFAULT_SCOPE: &str = "default";
+
+/// Received messages and the handlers that want them. A handle: cheap to clone.
+///
+/// Build it once at start. A mistake in the registration (two handlers of one name, a bad kind pattern) panics there,
+/// with the handler's name. See the `oncebox` crate for a whole example.
+pub struct Inbox<St: Store, S = ()> {
+    pub(crate) store: St,
+    pub(crate) state: S,
+    pub(crate) handlers: Arc<Vec<Arc<Registered<St, S>>>>,
+    pub(crate) settings: InboxSettings,
+    pub(crate) shared: Arc<Shared<St>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct InboxSettings {
+    pub(crate) limits: Limits,
+    pub(crate) retention: Retention,
+    pub(crate) remembers: bool,
+}
+
+/// What all clones of an inbox share.
+pub(crate) struct Shared<St: Store> {
+    pub(crate) receiver: Receiver<St>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) wake: Wake,
+    pub(crate) seed: Seed,
+}
+
+impl<St: Store> Inbox<St> {
+    /// An inbox without state.
+    pub fn new(store: St) -> Self {
+        Self::with_state(store, ())
+    }
+
+    /// No inbox at all: the same handlers, one transaction per message, nothing remembered.
+    ///
+    /// For sources that never deliver twice, or handlers that do not mind. [`Inbox::process`] and `consume_inline`
+    /// work; a failure goes back to the caller or the source, and [`Inbox::receive`] is refused.
+    pub fn direct(store: St) -> Self {
+        Self::direct_with_state(store, ())
+    }
+}
+
+impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
+    /// An inbox whose handlers can take [`State<S>`](crate::State).
+    pub fn with_state(store: St, state: S) -> Self {
+        let counters = Arc::new(Counters::default());
+        let wake = Wake::new();
+        Self {
+            shared: Arc::new(Shared {
+                receiver: Receiver::new(store.clone(), counters.clone(), wake.clone()),
+                counters,
+                wake,
+                seed: Seed::from_system(),
+            }),
+            store,
+            state,
+            handlers: Arc::default(),
+            settings: InboxSettings {
+                limits: Limits::default(),
+                retention: Retention::default(),
+                remembers: true,
+            },
+        }
+    }
+
+    /// See [`Inbox::direct`].
+    pub fn direct_with_state(store: St, state: S) -> Self {
+        let mut inbox = Self::with_state(store, state);
+        inbox.settings.remembers = false;
+        inbox
+    }
+
+    /// Adds a handler for a kind, a list of kinds, or kinds with a trailing `*`.
+    ///
+    /// # Panics
+    /// On a name used twice, a pattern with `*` elsewhere than at its end, or a function that takes both a batch
+    /// and something of a single message.
+    pub fn on<F, Args>(mut self, kinds: impl IntoKinds, handler: NamedHandler<F, Args>) -> Self
+    where
+        F: Handler<Args, St, S>,
+    {
+        let registered = Registered::new(kinds, handler);
+        let known = self.handlers.iter().any(|known| known.name() == registered.name());
+        assert!(
+            !known,
+            "handler `{}` is registered twice; give `on` a list of kinds instead",
+            registered.name()
+        );
+        Arc::make_mut(&mut self.handlers).push(registered);
+        self
+    }
+
+    /// Sets the payload limit.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.settings.limits = limits;
+        self
+    }
+
+    /// How long a message id still blocks duplicates; 14 days unless set. Keep it longer than the source redelivers.
+    pub fn keep(mut self, keep: Duration) -> Self {
+        self.settings.retention.keep = keep;
+        self
+    }
+
+    /// How long the payload of a message that every handler is done with stays readable; 14 days unless set.
+    pub fn keep_payload(mut self, keep: Duration) -> Self {
+        self.settings.retention.payload = keep;
+        self
+    }
+
+    /// Stores messages for the handlers and answers per message: new, duplicate or conflict.
+    ///
+    /// What is answered has been committed: acknowledge it. On `Err` nothing may be acknowledged; calling again with
+    /// the same messages is safe. A message that breaks a limit fails the whole call before anything is stored.
+    /// Calls that arrive at the same time share one statement.
+    pub async fn receive(&self, messages: &[Message]) -> Result<Vec<Received>, Error> {
+        self.refuse_direct("receive")?;
+        self.shared.receiver.receive(self.checked(messages)?, self.routes()).await
+    }
+
+    /// Handles one message now, in one transaction, and remembers it.
+    ///
+    /// A handler that fails here gets its delivery stored, and the runner goes on with it: that is no error. On
+    /// `Err` nothing is known to be committed: do not acknowledge, call again.
+    pub async fn process(&self, message: Message) -> Result<Processed, Error> {
+        let results = self.process_all(vec![message]).await?;
+        results.into_iter().next().ok_or_else(|| Error::new(ErrorKind::Store, "a message got no answer"))
+    }
+
+    /// Handles many messages now, sharing transactions where all goes well; answers in order.
+    pub async fn process_all(&self, messages: Vec<Message>) -> Result<Vec<Processed>, Error> {
+        let checked = self.checked(&messages)?;
+        inline::process(self, checked).await
+    }
+
+    /// This process's counters.
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// The store behind it.
+    pub fn store(&self) -> &St {
+        &self.store
+    }
+
+    fn refuse_direct(&self, what: &str) -> Result<(), Error> {
+        if self.settings.remembers {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "a direct inbox cannot `{what}`: it stores nothing; build it with `Inbox::new`"
+        )))
+    }
+
+    fn checked(&self, messages: &[Message]) -> Result<Vec<Message>, Error> {
+        messages
+            .iter()
+            .map(|message| {
+                self.settings.limits.check(message)?;
+                let mut message = message.clone();
+                if message.scope.is_empty() {
+                    message.scope = DEFAULT_SCOPE.to_owned();
+                }
+                Ok(message)
+            })
+            .collect()
+    }
+
+    /// The kinds this process's own handlers want.
+    pub(crate) fn routes(&self) -> Vec<crate::kinds::Kinds> {
+        self.handlers.iter().map(|handler| handler.registration.kinds.clone()).collect()
+    }
+}
+
+/// What became of a message handled inline.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Processed {
+    /// Handled; everything is committed.
+    Done,
+    /// Stored: a handler failed, works outside the database, must wait for its key or time, or none wants the kind.
+    Stored,
+    /// The same id with the same bytes was seen before.
+    Duplicate,
+    /// The same id was seen before with other bytes; kept in the list of conflicts.
+    Conflict,
+    /// Only with [`Inbox::direct`]: a handler failed and nothing was kept.
+    Failed(String),
+}
+
+impl<St: Store, S: Clone> Clone for Inbox<St, S> {
+    fn clone(&self) -> Self {
+        Self {
+            store: self.store.clone(),
+            state: self.state.clone(),
+            handlers: self.handlers.clone(),
+            settings: self.settings,
+            shared: self.shared.clone(),
+        }
+    }
+}
+
+impl<St: Store, S> fmt::Debug for Inbox<St, S> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.handlers.iter().map(|handler| handler.name()).collect();
+        formatter.debug_struct("Inbox").field("handlers", &names).finish_non_exhaustive()
+    }
+}

@@ -10,7 +10,8 @@ use crate::error::Error;
 /// The root folder of this repository.
 pub fn root() -> PathBuf {
     // Set by `cargo run`; right even when the checkout was moved after xtask was compiled.
-    let manifest = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let manifest =
+        std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let manifest = PathBuf::from(manifest);
     manifest.parent().map_or_else(|| manifest.clone(), Path::to_path_buf)
 }

@@ -3,7 +3,11 @@
 //! [`steps`] lists what a change must pass and [`report`] prints how it went; [`tidy`] checks the invariants that
 //! the compiler cannot; [`postgres`] is the private server the tests talk to.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks on its standard streams")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool talks on its standard streams"
+)]
 
 pub mod cargo;
 pub mod child;

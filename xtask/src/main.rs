@@ -1,2 +1,128 @@
-//! xtask
-fn main() {}
+//! `cargo xtask`: the commands that build, test and check this repository.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool talks on its standard streams"
+)]
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use xtask::error::Error;
+use xtask::postgres::{self, PROGRAMS_VARIABLE, PrivatePostgres, StopMode};
+use xtask::report::Report;
+use xtask::steps::{self, Extent, POSTGRES_DATA_VARIABLE, POSTGRES_VARIABLE};
+use xtask::{cargo, interrupt, packages, tidy};
+
+/// Builds, tests and checks this repository.
+///
+/// Exit code 0: fine; 1: a step failed; 2: the call or the machine is not as needed; 130: interrupted.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Run everything a change must pass; as root on Debian, install what is missing first.
+    Test {
+        /// Run the slow tests as well.
+        #[arg(long)]
+        all: bool,
+        /// Run only the tests whose name contains one of these words, and no other step.
+        filter: Vec<String>,
+    },
+    /// Check the invariants that the compiler cannot.
+    Tidy,
+    /// Start a private Postgres, print the variables for `cargo test`, and keep it until interrupted.
+    Postgres,
+    /// Restart the private Postgres of another process.
+    #[command(hide = true)]
+    PostgresRestart {
+        /// Its data folder.
+        #[arg(long)]
+        data: PathBuf,
+        /// How it is stopped.
+        #[arg(long)]
+        mode: Mode,
+    },
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Mode {
+    Fast,
+    Immediate,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match interrupt::install().and_then(|()| act(arguments.command)) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn act(action: Action) -> Result<ExitCode, Error> {
+    let root = cargo::root();
+    match action {
+        Action::Test { all, filter } => {
+            let extent = if all { Extent::All } else { Extent::Usual };
+            let report = if filter.is_empty() {
+                steps::run_every(&root, extent)?
+            } else {
+                steps::run_tests(&root, extent, &filter)?
+            };
+            Ok(conclude(&report))
+        }
+        Action::Tidy => {
+            let problems = tidy::check(&root)?;
+            for problem in &problems {
+                println!("{problem}");
+            }
+            println!("{}", tidy::summary(&problems));
+            Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Action::Postgres => keep_postgres(),
+        Action::PostgresRestart { data, mode } => {
+            let mode = match mode {
+                Mode::Fast => StopMode::Fast,
+                Mode::Immediate => StopMode::Immediate,
+            };
+            postgres::restart_server(&data, mode).map_err(environment)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn conclude(report: &Report) -> ExitCode {
+    println!("\n{}", report.table());
+    if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn keep_postgres() -> Result<ExitCode, Error> {
+    packages::require_postgres()?;
+    let postgres = PrivatePostgres::start().map_err(environment)?;
+    println!("export {POSTGRES_VARIABLE}={}", postgres.url());
+    println!("export {POSTGRES_DATA_VARIABLE}={}", postgres.data().display());
+    println!("export {PROGRAMS_VARIABLE}={}", postgres.programs().display());
+    eprintln!("Postgres runs until you press Ctrl-C");
+    while interrupt::check().is_ok() {
+        thread::sleep(Duration::from_millis(50));
+    }
+    postgres.stop().map_err(environment)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn environment(error: io::Error) -> Error {
+    Error::Environment(error.to_string())
+}

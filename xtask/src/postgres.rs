@@ -5,10 +5,10 @@
 use std::fs::{self, File};
 use std::io;
 use std::net::TcpListener;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::fs::{MetadataExt, chown, fchown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -65,7 +65,8 @@ impl PrivatePostgres {
         let mut tries = 1;
         loop {
             let port = free_port()?;
-            fs::write(home.data().join("postgresql.conf"), home.settings(port))?;
+            // Goes before `postgresql.conf`, in which initdb has noted what works on this machine.
+            fs::write(home.data().join("postgresql.auto.conf"), home.settings(port))?;
             match home.launch() {
                 Ok(server) => return Ok(Self { home, port, server, guard }),
                 // Somebody may have taken the port in between.
@@ -94,7 +95,12 @@ impl PrivatePostgres {
     ///
     /// A server that is already down, killed by a test for example, is just started.
     pub fn restart(&mut self, mode: StopMode) -> io::Result<()> {
-        self.home.stop_server(mode)?;
+        let mut stop = self.home.command("pg_ctl");
+        stop.args(["stop", mode.option(), "--silent", "--pgdata"]).arg(self.home.data());
+        let stopped = wait_for(stop.stderr(Stdio::null()).spawn()?, &mut self.server)?;
+        if !stopped.success() && self.server.try_wait()?.is_none() {
+            return Err(with_log("`pg_ctl stop` failed", self.home.folder.path()));
+        }
         self.server.wait()?;
         let mut tries = 1;
         loop {
@@ -113,20 +119,25 @@ impl PrivatePostgres {
 
     /// Stops the server and removes its data, like dropping it, but says when that failed.
     pub fn stop(mut self) -> io::Result<()> {
-        self.guard.finish()?;
-        self.server.wait()?;
+        self.end()?;
         let left = self.home.folder.path();
         if left.exists() {
             return Err(io::Error::other(format!("cannot remove {}; remove it by hand", left.display())));
         }
         Ok(())
     }
+
+    fn end(&mut self) -> io::Result<()> {
+        if let Some(guard) = self.guard.release() {
+            wait_for(guard, &mut self.server)?;
+        }
+        self.server.wait().map(drop)
+    }
 }
 
 impl Drop for PrivatePostgres {
     fn drop(&mut self) {
-        let _ = self.guard.finish();
-        let _ = self.server.wait();
+        let _ = self.end();
     }
 }
 
@@ -164,7 +175,9 @@ pub fn programs_folder() -> io::Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let newest = debian_folders(Path::new("/usr/lib/postgresql"));
     let found = newest.into_iter().chain(std::env::split_paths(&path)).find(|folder| has_programs(folder));
-    found.ok_or_else(|| not_found("install Debian's package `postgresql`, or name their folder in that variable"))
+    let remedy =
+        format!("install Debian's package `postgresql`, or name their folder in {PROGRAMS_VARIABLE}");
+    found.ok_or_else(|| not_found(&remedy))
 }
 
 const LOG: &str = "server.log";
@@ -197,7 +210,13 @@ impl Home {
         }
         let home = Self { programs, folder, owner };
         let mut initdb = home.command("initdb");
-        initdb.args(["--no-sync", "--auth=trust", "--username=postgres", "--locale=C.UTF-8", "--encoding=UTF8"]);
+        initdb.args([
+            "--no-sync",
+            "--auth=trust",
+            "--username=postgres",
+            "--locale=C.UTF-8",
+            "--encoding=UTF8",
+        ]);
         succeed(initdb.arg("--pgdata").arg(home.data()))?;
         Ok(home)
     }
@@ -236,12 +255,18 @@ impl Home {
     /// Starts the server and waits until it accepts connections; on failure nothing is left running.
     fn launch(&self) -> io::Result<Child> {
         let log = File::options().create(true).append(true).open(self.folder.path().join(LOG))?;
+        if let Some((user, group)) = self.owner {
+            fchown(&log, Some(user), Some(group))?;
+        }
         let mut command = self.command("postgres");
         let mut server = command.arg("-D").arg(self.data()).stdout(log.try_clone()?).stderr(log).spawn()?;
         let started_at = Instant::now();
         loop {
             if let Some(status) = server.try_wait()? {
-                return Err(with_log(&format!("the Postgres server ended with {status}"), self.folder.path()));
+                return Err(with_log(
+                    &format!("the Postgres server ended with {status}"),
+                    self.folder.path(),
+                ));
             }
             if is_ready(&self.data(), server.id()) {
                 return Ok(server);
@@ -254,15 +279,6 @@ impl Home {
             thread::sleep(POLL);
         }
     }
-
-    fn stop_server(&self, mode: StopMode) -> io::Result<()> {
-        let mut status = self.command("pg_ctl");
-        if !status.arg("status").arg("--pgdata").arg(self.data()).output()?.status.success() {
-            return Ok(());
-        }
-        let mut stop = self.command("pg_ctl");
-        succeed(stop.args(["stop", mode.option(), "--pgdata"]).arg(self.data()))
-    }
 }
 
 /// A process that stops the server and removes its folder as soon as its standard input ends.
@@ -270,28 +286,44 @@ impl Home {
 /// A destructor alone is not enough: it does not run for a `static`, nor in a test binary that is interrupted.
 #[derive(Debug)]
 struct Guard {
-    process: Child,
+    process: Option<Child>,
 }
 
 impl Guard {
     fn start(home: &Home) -> io::Result<Self> {
         let script = r#"read -r _; "$0" stop --mode=immediate --pgdata="$1"/data; rm -rf "$1""#;
-        let mut command = home.command("/bin/sh");
+        let mut command = home.command("/bin/sh"); // an absolute path is not looked up among the programs
         command.arg("-c").arg(script).arg(home.programs.join("pg_ctl")).arg(home.folder.path());
         let process = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        Ok(Self { process })
+        Ok(Self { process: Some(process) })
     }
 
-    /// Lets the guard do its work and waits for it.
-    fn finish(&mut self) -> io::Result<()> {
-        drop(self.process.stdin.take());
-        self.process.wait().map(drop)
+    /// Lets the guard do its work; the first caller gets the process to wait for.
+    fn release(&mut self) -> Option<Child> {
+        let mut process = self.process.take()?;
+        drop(process.stdin.take());
+        Some(process)
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let _ = self.finish();
+        if let Some(mut process) = self.release() {
+            let _ = process.wait();
+        }
+    }
+}
+
+/// Waits for a program that is stopping the server.
+///
+/// Meanwhile asks for the server's own end: until then a dead child keeps its id and looks alive to `pg_ctl`.
+fn wait_for(mut stopping: Child, server: &mut Child) -> io::Result<ExitStatus> {
+    loop {
+        server.try_wait()?;
+        if let Some(status) = stopping.try_wait()? {
+            return Ok(status);
+        }
+        thread::sleep(POLL);
     }
 }
 
@@ -319,7 +351,9 @@ fn user(name: &str) -> io::Result<(u32, u32)> {
         Some((fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?))
     });
     let remedy = format!("run `adduser --system --group {name}` or run as an ordinary user");
-    found.ok_or_else(|| io::Error::other(format!("Postgres cannot run as root and there is no user `{name}`; {remedy}")))
+    found.ok_or_else(|| {
+        io::Error::other(format!("Postgres cannot run as root and there is no user `{name}`; {remedy}"))
+    })
 }
 
 fn debian_folders(parent: &Path) -> Vec<PathBuf> {

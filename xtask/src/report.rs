@@ -76,14 +76,19 @@ impl Report {
     fn closing_line(&self) -> String {
         let total: f64 = self.steps.iter().map(|step| step.time.as_secs_f64()).sum();
         let count = self.steps.len();
-        let bad: Vec<&str> =
-            self.steps.iter().filter(|step| step.outcome != Outcome::Passed).map(|step| step.name).collect();
-        match (bad.is_empty(), count) {
-            (true, 1) => format!("passed in {total:.1} s"),
-            (true, _) => format!("all {count} steps passed in {total:.1} s"),
-            (false, _) => {
-                format!("{} of {count} steps did not pass in {total:.1} s: {}", bad.len(), bad.join(", "))
+        let failed = self.steps.iter().filter(|step| matches!(step.outcome, Outcome::Failed(_)));
+        let failed: Vec<&str> = failed.map(|step| step.name).collect();
+        let skipped = self.steps.iter().filter(|step| matches!(step.outcome, Outcome::Skipped(_))).count();
+        match (failed.len(), skipped) {
+            (0, 0) => format!("passed: {count} of {count} steps in {total:.1} s"),
+            (_, 0) => {
+                format!("FAILED: {} of {count} steps in {total:.1} s: {}", failed.len(), failed.join(", "))
             }
+            _ => format!(
+                "FAILED: {} of {count} steps in {total:.1} s, {skipped} skipped: {}",
+                failed.len(),
+                failed.join(", ")
+            ),
         }
     }
 }
@@ -103,7 +108,7 @@ mod tests {
         let table = report.table();
         assert!(table.contains("FAILED: exit status: 101"), "{table}");
         assert!(table.contains("skipped: the build failed"), "{table}");
-        assert!(table.lines().last().unwrap().ends_with(": build, tests"), "{table}");
+        assert!(table.lines().last().unwrap().ends_with("1 skipped: build"), "{table}");
     }
 
     #[test]
@@ -112,6 +117,6 @@ mod tests {
         report.step("one", || Ok(Outcome::Passed)).unwrap();
         report.step("two", || Ok(Outcome::Passed)).unwrap();
         assert!(report.passed());
-        assert!(report.table().lines().last().unwrap().starts_with("all 2 steps passed"));
+        assert!(report.table().lines().last().unwrap().starts_with("passed: 2 of 2 steps"));
     }
 }

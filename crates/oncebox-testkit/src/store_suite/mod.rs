@@ -4,6 +4,9 @@
 //! name to the list in [`store_suite!`](crate::store_suite): a case that is not listed does not compile without a
 //! warning, because nothing uses it.
 
+mod fixtures;
+
+pub mod failing;
 pub mod receiving;
 
 /// Runs every case of the store suite as a test of its own: `store_suite!(MySubject);`.

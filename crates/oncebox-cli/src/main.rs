@@ -1,0 +1,57 @@
+//! The `oncebox` command.
+//!
+//! Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 a check failed, 2 an error.
+
+// This is the one crate that talks to a person.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod demo;
+mod target;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Makes each message count exactly once in effect.
+#[derive(Debug, Parser)]
+#[command(name = "oncebox", version, about, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// At-least-once traffic into worker processes that are killed at random, then the count.
+    Demo(demo::Options),
+    /// One worker process of the demo.
+    #[command(hide = true)]
+    DemoWorker(demo::worker::Options),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_env("ONCEBOX_LOG").unwrap_or_else(|_| EnvFilter::new("error"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&format!("the runtime could not start: {error}")),
+    };
+    let result = runtime.block_on(async {
+        match cli.command {
+            Command::Demo(options) => demo::demo(options).await,
+            Command::DemoWorker(options) => demo::worker::work(options).await.map(|()| true),
+        }
+    });
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => fail(&error),
+    }
+}
+
+fn fail(error: &str) -> ExitCode {
+    eprintln!("oncebox: {error}");
+    ExitCode::from(2)
+}

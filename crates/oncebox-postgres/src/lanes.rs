@@ -1,0 +1,322 @@
+//! Lanes: registering handlers, claiming, reading, and the commit that moves the cursors.
+
+use oncebox_core::clock::micros;
+use oncebox_core::store::{
+    ABANDONED_AFTER, Claim, ClaimedLane, Commit, Connection, DeliveryId, LaneBatch, LaneRow, Lease, MoveLanes,
+    ReadLanes, Registration, Token, TxLimits,
+};
+use oncebox_core::{Error, ErrorKind, LANES};
+use sqlx::{PgConnection, Row};
+
+use crate::error::{Problem, classify};
+use crate::rows::{self, LeaseColumns, limit, stored_lane};
+use crate::store::Inner;
+use crate::tx::{PgTransaction, autocommit, fenced, transaction};
+
+const LOST: &str = "the transaction was ended or aborted by the handler (a commit, a rollback, or an SQL error it \
+                    did not return); nothing of it is kept";
+
+impl Inner {
+    pub(crate) async fn register(&self, handlers: &[Registration]) -> Result<(), Error> {
+        let row = autocommit!(self, |connection| {
+            Ok(self.sql.is_writable.query().fetch_one(&mut *connection).await?)
+        })?;
+        let (replica, read_only): (bool, bool) =
+            (row.try_get(0).map_err(classify)?, row.try_get(1).map_err(classify)?);
+        if replica || read_only {
+            let text = "postgres accepts no writes here (a replica, or read-only by default); connect to the primary";
+            return Err(Error::new(ErrorKind::ReadOnly, text));
+        }
+        self.check_version().await?;
+        let mut handlers: Vec<&Registration> = handlers.iter().collect();
+        handlers.sort_by(|one, other| one.name.cmp(&other.name));
+        transaction!(self, |connection| {
+            for registration in &handlers {
+                self.register_one(connection, registration).await?;
+            }
+            Ok(())
+        })
+    }
+
+    async fn register_one(
+        &self,
+        connection: &mut PgConnection,
+        registration: &Registration,
+    ) -> Result<(), Problem> {
+        let name = registration.name.as_str();
+        for old in registration.formerly.iter().filter(|old| *old != name) {
+            let rows =
+                self.sql.known_handlers.query().bind([name, old.as_str()]).fetch_all(&mut *connection).await?;
+            let known: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+            match (known.iter().any(|one| one == old), known.iter().any(|one| one == name)) {
+                (true, true) => {
+                    return Err(Error::invalid(format!(
+                        "handler `{name}` was formerly `{old}`, but the store knows both; \
+                         forget one of them, or take `formerly` away"
+                    ))
+                    .into());
+                }
+                (true, false) => {
+                    self.sql.rename.query().bind(old).bind(name).execute(&mut *connection).await?;
+                }
+                (false, _) => {}
+            }
+        }
+        let kinds: Vec<String> = registration.kinds.patterns().collect();
+        self.sql
+            .register
+            .query()
+            .bind(self.shift())
+            .bind(name)
+            .bind(serde_json::json!(kinds).to_string())
+            .bind(registration.ordered)
+            .execute(&mut *connection)
+            .await?;
+        self.sql
+            .register_cursors
+            .query()
+            .bind(name)
+            .bind(registration.from_start)
+            .bind(i32::from(LANES))
+            .execute(&mut *connection)
+            .await?;
+        Ok(())
+    }
+
+    pub(crate) async fn claim(&self, claim: &Claim<'_>) -> Result<Vec<ClaimedLane>, Error> {
+        autocommit!(self, |connection| {
+            let rows = self
+                .sql
+                .claim
+                .query()
+                .bind(self.shift())
+                .bind(claim.handler)
+                .bind(claim.token.0)
+                .bind(limit(claim.lanes))
+                .bind(i32::try_from(claim.limit).unwrap_or(i32::MAX))
+                .bind(micros(ABANDONED_AFTER))
+                .fetch_all(&mut *connection)
+                .await?;
+            rows.iter()
+                .map(|row| {
+                    let suspects: Option<i32> = row.try_get(1)?;
+                    let suspects = suspects.map(|suspects| usize::try_from(suspects).unwrap_or(0));
+                    Ok(ClaimedLane { lane: rows::lane(row, 0)?, suspects })
+                })
+                .collect()
+        })
+    }
+
+    pub(crate) async fn release(&self, handler: &str, token: Token) -> Result<(), Error> {
+        autocommit!(self, |connection| {
+            self.sql.release.query().bind(handler).bind(token.0).execute(&mut *connection).await?;
+            Ok(())
+        })
+    }
+
+    pub(crate) async fn begin_lanes(
+        &self,
+        read: &ReadLanes<'_>,
+    ) -> Result<Option<LaneBatch<PgTransaction>>, Error> {
+        let tx = self.begin(read.limits).await?;
+        let (connection, rows) = self.settled(tx, async |tx| self.read_lanes(tx, read).await).await?;
+        match rows {
+            Some(rows) => Ok(Some(LaneBatch { connection, rows })),
+            None => {
+                connection.rollback().await;
+                Ok(None)
+            }
+        }
+    }
+
+    async fn read_lanes(
+        &self,
+        tx: &mut PgTransaction,
+        read: &ReadLanes<'_>,
+    ) -> Result<Option<Vec<LaneRow>>, Problem> {
+        let rows = self
+            .sql
+            .begin_lanes
+            .query()
+            .bind(self.shift())
+            .bind(read.handler)
+            .bind(read.token.0)
+            .bind(read.lanes.iter().map(|bound| stored_lane(bound.lane)).collect::<Vec<i16>>())
+            .bind(read.lanes.iter().map(|bound| bound.upto.unwrap_or(i64::MAX)).collect::<Vec<i64>>())
+            .bind(limit(read.limit))
+            .bind(&read.kinds.exact)
+            .bind(&read.kinds.prefixes)
+            .bind(read.ordered)
+            .fetch_all(&mut **tx)
+            .await?;
+        let Some(first) = rows.first() else { return Ok(None) };
+        tx.note_backend(first)?;
+        if rows::amount(first, 0)? != read.lanes.len() as u64 {
+            return Ok(None);
+        }
+        let mut found = Vec::with_capacity(rows.len());
+        for row in &rows {
+            // One row without a lane stands for "nothing to read".
+            let Some(seq) = row.try_get::<Option<i64>, _>(4)? else { continue };
+            let message = if row.try_get(5)? { Some(rows::message(row, 8)?) } else { None };
+            let (scheduled, held) = (row.try_get(6)?, row.try_get(7)?);
+            found.push(LaneRow { lane: rows::lane(row, 3)?, seq, message, scheduled, held });
+        }
+        Ok(Some(found))
+    }
+
+    pub(crate) async fn begin_leased(
+        &self,
+        handler: &str,
+        leases: &[Lease],
+        limits: TxLimits,
+    ) -> Result<Option<PgTransaction>, Error> {
+        let tx = self.begin(limits).await?;
+        let (connection, locked) = self
+            .settled(tx, async |tx| {
+                let columns: LeaseColumns = leases.iter().collect();
+                let row = self
+                    .sql
+                    .begin_leased
+                    .query()
+                    .bind(handler)
+                    .bind(columns.ids)
+                    .bind(columns.tokens)
+                    .bind(columns.attempts)
+                    .fetch_one(&mut **tx)
+                    .await?;
+                tx.note_backend(&row)?;
+                rows::amount(&row, 0)
+            })
+            .await?;
+        if locked == leases.len() as u64 {
+            return Ok(Some(connection));
+        }
+        connection.rollback().await;
+        Ok(None)
+    }
+
+    pub(crate) async fn begin_plain(&self, limits: TxLimits) -> Result<PgTransaction, Error> {
+        let tx = self.begin(limits).await?;
+        let (tx, ()) = self
+            .settled(tx, async |tx| {
+                let row = self.sql.begin_plain.query().fetch_one(&mut **tx).await?;
+                Ok(tx.note_backend(&row)?)
+            })
+            .await?;
+        Ok(tx)
+    }
+
+    pub(crate) async fn begin(&self, limits: TxLimits) -> Result<PgTransaction, Error> {
+        PgTransaction::begin(&self.pool, &self.sql.revoke, limits, self.seed.next()).await.map_err(classify)
+    }
+
+    /// Runs the first statement of a transaction, and rolls back when it fails.
+    pub(crate) async fn settled<T>(
+        &self,
+        mut tx: PgTransaction,
+        work: impl AsyncFnOnce(&mut PgTransaction) -> Result<T, Problem>,
+    ) -> Result<(PgTransaction, T), Error> {
+        match work(&mut tx).await {
+            Ok(value) => Ok((tx, value)),
+            Err(problem) => {
+                if problem.leaves_connection_usable() {
+                    tx.rollback().await;
+                }
+                Err(problem.into_error())
+            }
+        }
+    }
+
+    pub(crate) async fn commit(
+        &self,
+        mut tx: PgTransaction,
+        commit: Commit,
+    ) -> Result<Vec<DeliveryId>, Error> {
+        // Every statement checks the marker, because outside of our transaction it would commit by itself.
+        match self.write_outcome(&mut tx, &commit).await {
+            Ok((parked, true)) => {
+                tx.commit_checked().await.map_err(Problem::into_error)?;
+                Ok(parked)
+            }
+            Ok((parked, false)) => match tx.check_and_commit().await {
+                Ok(()) => {
+                    tx.give_back();
+                    Ok(parked)
+                }
+                Err(problem) => Err(abandon(tx, problem).await),
+            },
+            Err(problem) => Err(abandon(tx, problem).await),
+        }
+    }
+
+    /// Answers what was parked, and whether the last statement has checked that the transaction is sound.
+    async fn write_outcome(
+        &self,
+        tx: &mut PgTransaction,
+        commit: &Commit,
+    ) -> Result<(Vec<DeliveryId>, bool), Problem> {
+        if !tx.is_outermost() {
+            return Err(fenced("the handler left a savepoint of its transaction open").into());
+        }
+        let marker = tx.marker().to_owned();
+        let mut checked = false;
+        if !commit.outgoing.is_empty() {
+            let written = self.write_outgoing(tx, &commit.outgoing, Some(&marker)).await?;
+            expect(written, commit.outgoing.len(), LOST)?;
+            checked = true;
+        }
+        let mut parked = Vec::new();
+        if !commit.park.is_empty() {
+            parked = self.park(tx, &commit.park, &marker).await?;
+            expect(parked.len() as u64, commit.park.len(), LOST)?;
+            checked = true;
+        }
+        if let Some(done) = commit.done.as_ref().filter(|done| !done.leases.is_empty()) {
+            let removed = self.remove_done(tx, done, &marker).await?;
+            expect(removed, done.leases.len(), "a leased delivery is no longer ours; nothing is kept")?;
+            checked = true;
+        }
+        if let Some(lanes) = commit.lanes.as_ref().filter(|lanes| !lanes.positions.is_empty()) {
+            let moved = self.move_lanes(tx, lanes, &marker).await?;
+            expect(moved, lanes.positions.len(), "a lane is no longer ours; nothing is kept")?;
+            checked = true;
+        }
+        Ok((parked, checked))
+    }
+
+    async fn move_lanes(
+        &self,
+        tx: &mut PgTransaction,
+        lanes: &MoveLanes,
+        marker: &str,
+    ) -> Result<u64, Problem> {
+        let done = self
+            .sql
+            .commit_lanes
+            .query()
+            .bind(self.shift())
+            .bind(&lanes.handler)
+            .bind(lanes.token.0)
+            .bind(lanes.positions.iter().map(|(lane, _)| stored_lane(*lane)).collect::<Vec<i16>>())
+            .bind(lanes.positions.iter().map(|(_, position)| *position).collect::<Vec<i64>>())
+            .bind(lanes.keep)
+            .bind(marker)
+            .execute(&mut **tx)
+            .await?;
+        Ok(done.rows_affected())
+    }
+}
+
+fn expect(written: u64, wanted: usize, text: &str) -> Result<(), Problem> {
+    if written == wanted as u64 { Ok(()) } else { Err(fenced(text).into()) }
+}
+
+/// Rolls back and says why: an aborted transaction, or one that is not ours, counts as fenced.
+async fn abandon(tx: PgTransaction, problem: Problem) -> Error {
+    let lost = matches!(problem.code().as_deref(), Some("25P02" | "22012"));
+    if problem.leaves_connection_usable() {
+        tx.rollback().await;
+    }
+    if lost { fenced(LOST) } else { problem.into_error() }
+}

@@ -1,0 +1,216 @@
+//! Receiving: what is new goes into `seen` and the log in one statement.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+use oncebox_core::store::{Arrival, InlineBatch, ReadInline};
+use oncebox_core::{Error, Received};
+use sqlx::{PgConnection, Row};
+use uuid::Uuid;
+
+use crate::error::Problem;
+use crate::rows::{Columns, stored_lane, uuids};
+use crate::store::Inner;
+use crate::tx::{PgTransaction, autocommit};
+
+/// How often an id may vanish (purged) between the insert that met it and the look at its fingerprint.
+const MOST_ROUNDS: usize = 5;
+
+impl Inner {
+    pub(crate) async fn receive(&self, arrivals: &[Arrival]) -> Result<Vec<Received>, Error> {
+        if arrivals.is_empty() {
+            return Ok(Vec::new());
+        }
+        let verdicts = autocommit!(self, |connection| self.receive_on(connection, arrivals).await)?;
+        self.only_duplicates.store(!verdicts.contains(&Received::New), Ordering::Relaxed);
+        Ok(verdicts)
+    }
+
+    async fn receive_on(
+        &self,
+        connection: &mut PgConnection,
+        arrivals: &[Arrival],
+    ) -> Result<Vec<Received>, Problem> {
+        let mut verdicts = vec![None; arrivals.len()];
+        // In a storm of redeliveries one look is cheaper than a write of the head row and a commit.
+        if self.only_duplicates.load(Ordering::Relaxed) {
+            self.judge_known(connection, arrivals, &mut verdicts).await?;
+        }
+        for _ in 0..MOST_ROUNDS {
+            let open = undecided(&verdicts);
+            if open.is_empty() {
+                break;
+            }
+            self.append(connection, arrivals, open, &mut verdicts).await?;
+            // A statement of its own, so that it sees what rivals have committed since.
+            if verdicts.contains(&None) {
+                self.judge_known(connection, arrivals, &mut verdicts).await?;
+            }
+        }
+        let verdicts: Option<Vec<Received>> = verdicts.into_iter().collect();
+        let verdicts = verdicts
+            .ok_or_else(|| Error::new(oncebox_core::ErrorKind::Contention, "ids vanish while they are received"))?;
+        self.keep_conflicts(connection, arrivals, &verdicts).await?;
+        Ok(verdicts)
+    }
+
+    async fn append(
+        &self,
+        connection: &mut PgConnection,
+        arrivals: &[Arrival],
+        mut open: Vec<usize>,
+        verdicts: &mut [Option<Received>],
+    ) -> Result<(), Problem> {
+        // The ordinal keeps the order of arrival; the rows come by identity, which is also the order of insertion.
+        let ordinals: HashMap<usize, i64> = open.iter().copied().zip(1..).collect();
+        open.sort_unstable_by_key(|&index| arrivals[index].identity);
+        let columns: Columns<'_> = open.iter().map(|&index| &arrivals[index].message).collect();
+        let rows = self
+            .sql
+            .receive
+            .query()
+            .bind(self.shift())
+            .bind(uuids(open.iter().map(|&index| &arrivals[index].identity)))
+            .bind(uuids(open.iter().map(|&index| &arrivals[index].fingerprint)))
+            .bind(open.iter().map(|index| ordinals[index]).collect::<Vec<i64>>())
+            .bind(open.iter().map(|&index| stored_lane(arrivals[index].lane)).collect::<Vec<i16>>())
+            .bind(columns.not_before)
+            .bind(columns.scopes)
+            .bind(columns.ids)
+            .bind(columns.kinds)
+            .bind(columns.keys)
+            .bind(columns.headers)
+            .bind(columns.payloads)
+            .fetch_all(&mut *connection)
+            .await?;
+        for row in rows {
+            let identity: Uuid = row.try_get(0)?;
+            let place = open.binary_search_by_key(identity.as_bytes(), |&index| arrivals[index].identity);
+            if let Ok(place) = place {
+                verdicts[open[place]] = Some(Received::New);
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides what is still open and known to the store: duplicate or conflict.
+    async fn judge_known(
+        &self,
+        connection: &mut PgConnection,
+        arrivals: &[Arrival],
+        verdicts: &mut [Option<Received>],
+    ) -> Result<(), Problem> {
+        let open = undecided(verdicts);
+        let identities = uuids(open.iter().map(|&index| &arrivals[index].identity));
+        let rows = self.sql.known.query().bind(identities).fetch_all(&mut *connection).await?;
+        let mut known = HashMap::with_capacity(rows.len());
+        for row in rows {
+            known.insert(row.try_get::<Uuid, _>(0)?.into_bytes(), row.try_get::<Uuid, _>(1)?.into_bytes());
+        }
+        for index in open {
+            let arrival = &arrivals[index];
+            if let Some(fingerprint) = known.get(&arrival.identity) {
+                let same = *fingerprint == arrival.fingerprint;
+                verdicts[index] = Some(if same { Received::Duplicate } else { Received::Conflict });
+            }
+        }
+        Ok(())
+    }
+
+    async fn keep_conflicts(
+        &self,
+        connection: &mut PgConnection,
+        arrivals: &[Arrival],
+        verdicts: &[Received],
+    ) -> Result<(), Problem> {
+        let conflicts: Vec<&Arrival> = arrivals
+            .iter()
+            .zip(verdicts)
+            .filter(|(_, verdict)| **verdict == Received::Conflict)
+            .map(|(arrival, _)| arrival)
+            .collect();
+        if conflicts.is_empty() {
+            return Ok(());
+        }
+        let columns: Columns<'_> = conflicts.iter().map(|arrival| &arrival.message).collect();
+        self.sql
+            .conflict
+            .query()
+            .bind(self.shift())
+            .bind(uuids(conflicts.iter().map(|arrival| &arrival.identity)))
+            .bind(uuids(conflicts.iter().map(|arrival| &arrival.fingerprint)))
+            .bind(columns.not_before)
+            .bind(columns.scopes)
+            .bind(columns.ids)
+            .bind(columns.kinds)
+            .bind(columns.keys)
+            .bind(columns.headers)
+            .bind(columns.payloads)
+            .execute(&mut *connection)
+            .await?;
+        Ok(())
+    }
+
+    pub(crate) async fn begin_inline(
+        &self,
+        inline: &ReadInline<'_>,
+    ) -> Result<InlineBatch<PgTransaction>, Error> {
+        let tx = self.begin(inline.limits).await?;
+        self.settled(tx, async |tx| self.read_inline(tx, inline).await).await.map(
+            |(connection, (received, scheduled, held))| InlineBatch { connection, received, scheduled, held },
+        )
+    }
+
+    #[allow(clippy::type_complexity)]
+    async fn read_inline(
+        &self,
+        tx: &mut PgTransaction,
+        inline: &ReadInline<'_>,
+    ) -> Result<(Vec<Received>, Vec<bool>, Vec<(String, String)>), Problem> {
+        let arrivals = inline.arrivals;
+        let keys: Vec<&str> = match inline.ordered {
+            [] => Vec::new(),
+            _ => arrivals.iter().filter_map(|arrival| arrival.message.key.as_deref()).collect(),
+        };
+        let not_before: Vec<Option<i64>> =
+            arrivals.iter().map(|arrival| arrival.message.not_before.map(|at| at.as_microsecond())).collect();
+        let rows = self
+            .sql
+            .begin_inline
+            .query()
+            .bind(self.shift())
+            .bind(uuids(arrivals.iter().map(|arrival| &arrival.identity)))
+            .bind(uuids(arrivals.iter().map(|arrival| &arrival.fingerprint)))
+            .bind(not_before)
+            .bind(inline.ordered)
+            .bind(keys)
+            .fetch_all(&mut **tx)
+            .await?;
+        let mut verdicts = Vec::with_capacity(arrivals.len());
+        let mut scheduled = Vec::with_capacity(arrivals.len());
+        for row in &rows {
+            verdicts.push(row.try_get::<bool, _>(0)?.then_some(Received::New));
+            scheduled.push(row.try_get(1)?);
+        }
+        let mut held = Vec::new();
+        if let Some(row) = rows.first() {
+            tx.note_backend(row)?;
+            let handlers: Vec<String> = row.try_get(4)?;
+            let keys: Vec<String> = row.try_get(5)?;
+            held = handlers.into_iter().zip(keys).collect();
+        }
+        if verdicts.contains(&None) {
+            self.judge_known(tx, arrivals, &mut verdicts).await?;
+        }
+        let verdicts: Option<Vec<Received>> = verdicts.into_iter().collect();
+        let verdicts = verdicts.ok_or_else(|| {
+            Error::new(oncebox_core::ErrorKind::Contention, "an id was purged while it was received")
+        })?;
+        self.keep_conflicts(tx, arrivals, &verdicts).await?;
+        Ok((verdicts, scheduled, held))
+    }
+}
+
+fn undecided(verdicts: &[Option<Received>]) -> Vec<usize> {
+    (0..verdicts.len()).filter(|&index| verdicts[index].is_none()).collect()
+}

@@ -1,0 +1,103 @@
+//! The statements, each from a file of its own, with the schema's name filled in once.
+
+use std::sync::Arc;
+
+use oncebox_core::Error;
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Postgres};
+
+/// A statement with the schema's name in it. Values only ever go in as bound parameters.
+#[derive(Debug, Clone)]
+pub(crate) struct Statement(Arc<str>);
+
+impl Statement {
+    pub(crate) fn render(text: &str, schema: &Schema) -> Self {
+        Self(text.replace("{schema}", &schema.quoted()).into())
+    }
+
+    /// The statement, ready for its parameters.
+    pub(crate) fn query<'q>(&self) -> Query<'q, Postgres, PgArguments> {
+        sqlx::query(AssertSqlSafe(self.0.clone()))
+    }
+
+    /// The statement's text, to be run without parameters.
+    pub(crate) fn text(&self) -> AssertSqlSafe<Arc<str>> {
+        AssertSqlSafe(self.0.clone())
+    }
+}
+
+/// A checked schema name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Schema(String);
+
+impl Schema {
+    /// Takes `[a-z_][a-z0-9_]{0,40}` and nothing else.
+    pub(crate) fn new(name: &str) -> Result<Self, Error> {
+        let mut bytes = name.bytes();
+        let first = bytes.next().is_some_and(|byte| byte.is_ascii_lowercase() || byte == b'_');
+        let rest = bytes.all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');
+        if first && rest && name.len() <= 41 {
+            return Ok(Self(name.to_owned()));
+        }
+        Err(Error::invalid(format!(
+            "schema name `{}` is not allowed; use 1 to 41 lower-case letters, digits and underscores, \
+             with no digit first",
+            name.escape_debug()
+        )))
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn quoted(&self) -> String {
+        format!("\"{}\"", self.0)
+    }
+}
+
+macro_rules! statements {
+    ($($name:ident),* $(,)?) => {
+        /// Every statement of the store.
+        #[derive(Debug)]
+        pub(crate) struct Sql {
+            $(pub(crate) $name: Statement,)*
+        }
+
+        impl Sql {
+            pub(crate) fn render(schema: &Schema) -> Self {
+                Self {
+                    $($name: Statement::render(
+                        include_str!(concat!("sql/", stringify!($name), ".sql")),
+                        schema,
+                    ),)*
+                }
+            }
+        }
+    };
+}
+
+statements! {
+    add_counts, announce, begin_inline, begin_lanes, begin_leased, begin_plain, claim, commit_done, commit_lanes,
+    conflict, conflicts, counts, deliveries, discard, forget, handlers, heal, history, is_writable, known,
+    known_handlers, lease, lease_outgoing, lock_cursors, matching, migration_applied, migration_lock,
+    migration_table, migrations, once, outbox_status, park, promote, publish, purge_attempt, purge_conflict,
+    purge_counter, purge_delivery, purge_log, purge_seen, read_outgoing, receive, register, register_cursors,
+    relay_rows, release, rename, renew, replay, replay_outgoing, revoke, set_paused, settle, settle_outgoing,
+    sweep_lock, sweep_move,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_lower_case_names_become_a_schema() {
+        for good in ["oncebox", "_x", "a1", &"a".repeat(41)] {
+            assert_eq!(Schema::new(good).unwrap().quoted(), format!("\"{good}\""));
+        }
+        for bad in ["", "1a", "A", "a-b", "a b", "a\"b", "a;drop", "ä", &"a".repeat(42)] {
+            assert!(Schema::new(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,2 @@
+-- announce.sql: locks nothing
+select pg_notify($1, '')

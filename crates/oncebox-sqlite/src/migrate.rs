@@ -1,0 +1,217 @@
+//! The schema, version by version.
+
+use jiff::Timestamp;
+use oncebox_core::{Error, ErrorKind};
+use sha2::{Digest, Sha256};
+use sqlx::{AssertSqlSafe, Executor, Row, SqliteConnection};
+
+use crate::error::classify;
+use crate::rows::{get, hex, timestamp};
+use crate::sql::{check_prefix, render};
+use crate::store::SqliteStore;
+use crate::writer::Sync;
+
+struct Migration {
+    version: i64,
+    name: &'static str,
+    text: &'static str,
+}
+
+const MIGRATIONS: [Migration; 1] =
+    [Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") }];
+
+/// The version of the schema that this library works with.
+pub(crate) const NEWEST: i64 = MIGRATIONS[MIGRATIONS.len() - 1].version;
+
+/// A migration, and when it was applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MigrationInfo {
+    /// Its number, from 1.
+    pub version: i64,
+    /// What it is about.
+    pub name: String,
+    /// `None` while it has not been applied.
+    pub applied_at: Option<Timestamp>,
+}
+
+impl SqliteStore {
+    /// Brings the schema to the version this library works with; does nothing when it is there already.
+    ///
+    /// Any number of processes may call it at once. Fails with [`ErrorKind::Schema`] when the database is newer than
+    /// this library, or when the text of an applied migration has changed since.
+    pub async fn migrate(&self) -> Result<(), Error> {
+        for migration in &MIGRATIONS {
+            let mut write = self.writer.begin(Sync::Durable).await?;
+            match self.migrate_one(write.connection(), migration).await {
+                Ok(true) => write.commit().await?,
+                Ok(false) => write.rollback().await,
+                Err(error) => {
+                    write.rollback().await;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every migration this library knows, and when it was applied here.
+    pub async fn migration_status(&self) -> Result<Vec<MigrationInfo>, Error> {
+        let mut connection = self.pool.acquire().await.map_err(classify)?;
+        let applied = self.applied(&mut connection).await?;
+        MIGRATIONS
+            .iter()
+            .map(|migration| {
+                let at = applied.iter().find(|applied| applied.version == migration.version);
+                Ok(MigrationInfo {
+                    version: migration.version,
+                    name: migration.name.to_owned(),
+                    applied_at: at.map(|applied| timestamp(applied.at)).transpose()?,
+                })
+            })
+            .collect()
+    }
+
+    /// Applies one migration unless it has been; true when it was applied now.
+    async fn migrate_one(&self, connection: &mut SqliteConnection, migration: &Migration) -> Result<bool, Error> {
+        let applied = self.applied(connection).await?;
+        check(&applied)?;
+        if applied.iter().any(|applied| applied.version == migration.version) {
+            return Ok(false);
+        }
+        connection
+            .execute(AssertSqlSafe(script(migration, &self.sql.prefix, self.shift())))
+            .await
+            .map_err(classify)?;
+        tracing::info!(version = migration.version, name = migration.name, "schema migrated");
+        Ok(true)
+    }
+
+    async fn applied(&self, connection: &mut SqliteConnection) -> Result<Vec<Applied>, Error> {
+        let table = format!("{}migration", self.sql.prefix);
+        let exists = sqlx::query("select 1 from sqlite_schema where type = 'table' and name = ?1")
+            .bind(&table)
+            .fetch_optional(&mut *connection)
+            .await
+            .map_err(classify)?;
+        if exists.is_none() {
+            return Ok(Vec::new());
+        }
+        let rows = sqlx::query(AssertSqlSafe(format!(
+            "select version, checksum, applied_at from {table} order by version"
+        )))
+        .fetch_all(connection)
+        .await
+        .map_err(classify)?;
+        rows.iter()
+            .map(|row| Ok(Applied { version: get(row, 0)?, checksum: get(row, 1)?, at: get(row, 2)? }))
+            .collect()
+    }
+}
+
+/// The SQL that `migrate` would run on an empty database, for people who apply migrations their own way.
+///
+/// Run it in one transaction. Fails with [`ErrorKind::Invalid`] when the prefix is not allowed.
+///
+/// ```
+/// let sql = oncebox_sqlite::migration_sql("oncebox_")?;
+/// assert!(sql.contains("create table oncebox_log"));
+/// # Ok::<(), oncebox_core::Error>(())
+/// ```
+pub fn migration_sql(prefix: &str) -> Result<String, Error> {
+    check_prefix(prefix)?;
+    Ok(MIGRATIONS.iter().map(|migration| script(migration, prefix, 0)).collect::<Vec<_>>().join("\n"))
+}
+
+/// Refuses a database whose schema is missing, older or newer.
+pub(crate) async fn check_version(store: &SqliteStore, connection: &mut SqliteConnection) -> Result<(), Error> {
+    let applied = store.applied(connection).await?;
+    check(&applied)?;
+    let version = applied.last().map_or(0, |last| last.version);
+    if version < NEWEST {
+        return Err(Error::new(
+            ErrorKind::Schema,
+            format!(
+                "the schema `{}` has version {version} and this library needs {NEWEST}; run `migrate` first",
+                store.sql.prefix
+            ),
+        ));
+    }
+    Ok(())
+}
+
+struct Applied {
+    version: i64,
+    checksum: String,
+    at: i64,
+}
+
+/// Refuses what a newer library wrote, and migrations that are not the ones that were applied.
+fn check(applied: &[Applied]) -> Result<(), Error> {
+    for applied in applied {
+        let Some(known) = MIGRATIONS.iter().find(|migration| migration.version == applied.version) else {
+            return Err(Error::new(
+                ErrorKind::Schema,
+                format!(
+                    "the database has schema version {} and this library knows {NEWEST} at most; use a newer \
+                     version of it",
+                    applied.version
+                ),
+            ));
+        };
+        if checksum(known) != applied.checksum {
+            return Err(Error::new(
+                ErrorKind::Schema,
+                format!(
+                    "migration {} `{}` was applied with another text than this library has; restore the schema \
+                     from its own release",
+                    known.version, known.name
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Of the text before the prefix is filled in, so that it is the same for every prefix.
+fn checksum(migration: &Migration) -> String {
+    hex(&Sha256::digest(migration.text.as_bytes()))
+}
+
+/// One migration with the row that says it was applied.
+fn script(migration: &Migration, prefix: &str, shift: i64) -> String {
+    let table = "create table if not exists {prefix}migration (\n    version integer not null primary key,\n    \
+                 name text not null,\n    checksum text not null,\n    applied_at integer not null\n) strict;\n";
+    let row = format!(
+        "\ninsert into {{prefix}}migration (version, name, checksum, applied_at)\nvalues ({}, '{}', '{}', {{now}});\n",
+        migration.version,
+        migration.name,
+        checksum(migration)
+    );
+    // A script has no parameters, so the shift is written out.
+    render(&format!("{table}{}{row}", migration.text), prefix).replace("?1", &shift.to_string()) + "\n"
+}
+
+impl SqliteStore {
+    /// Refuses settings under which an acknowledged message could be lost.
+    pub(crate) async fn check_durability(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        if self.relaxed {
+            return Ok(());
+        }
+        let row = sqlx::query("pragma journal_mode").fetch_one(&mut *connection).await.map_err(classify)?;
+        let journal: String = row.try_get(0).map_err(classify)?;
+        if !journal.eq_ignore_ascii_case("wal") {
+            return Err(Error::invalid(format!(
+                "pragma journal_mode is `{journal}`; set it to `wal` on the pool, or call `allow_relaxed_durability`"
+            )));
+        }
+        let row = sqlx::query("pragma synchronous").fetch_one(connection).await.map_err(classify)?;
+        let level: i64 = row.try_get(0).map_err(classify)?;
+        if level < 2 {
+            return Err(Error::invalid(format!(
+                "pragma synchronous is {level}, which can lose acknowledged messages at power loss; set it to `full` \
+                 on the pool, or call `allow_relaxed_durability`"
+            )));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,235 @@
+//! Receiving: the unique index of `seen` decides what is new, and only that is appended to the log.
+
+use std::collections::{HashMap, HashSet};
+
+use oncebox_core::store::{Arrival, InlineBatch, ReadInline, Received};
+use oncebox_core::{Error, Once, once_identity};
+use sqlx::SqliteConnection;
+
+use crate::error::classify;
+use crate::rows::{get, hex, limit, list};
+use crate::sql::query;
+use crate::store::{SqliteStore, check_text};
+use crate::tx::{SqliteTransaction, require_transaction};
+use crate::writer::Sync;
+
+/// How a lane and a number within it make a place in the log.
+pub(crate) const LANE_BITS: u32 = 48;
+
+impl SqliteStore {
+    pub(crate) async fn receive_arrivals(&self, arrivals: &[Arrival]) -> Result<Vec<Received>, Error> {
+        if arrivals.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut write = self.writer.begin(Sync::Durable).await?;
+        let connection = write.connection();
+        let row = query(&self.sql.next_seqs)
+            .bind(self.shift())
+            .bind(limit(arrivals.len()))
+            .fetch_one(&mut *connection)
+            .await
+            .map_err(classify)?;
+        let (last, now): (i64, i64) = (get(&row, 0)?, get(&row, 1)?);
+        let first = last - limit(arrivals.len()) + 1;
+        let mut numbered: Vec<(i64, &Arrival)> = (first..).zip(arrivals).collect();
+
+        // Neighbours in the index are inserted one after the other.
+        numbered.sort_unstable_by_key(|(_, arrival)| arrival.identity);
+        let mut inserted = 0;
+        for (text, piece) in self.sql.seen.pieces(&numbered) {
+            let mut insert = query(text);
+            for (seq, arrival) in piece {
+                insert = insert
+                    .bind(&arrival.identity[..])
+                    .bind(&arrival.fingerprint[..])
+                    .bind(*seq)
+                    .bind(arrival.lane)
+                    .bind(now);
+            }
+            inserted += insert.execute(&mut *connection).await.map_err(classify)?.rows_affected();
+        }
+        numbered.sort_unstable_by_key(|(seq, _)| *seq);
+
+        let mut received = vec![Received::New; arrivals.len()];
+        if inserted < arrivals.len() as u64 {
+            let known = self.known(connection, arrivals).await?;
+            for ((seq, arrival), received) in numbered.iter().zip(&mut received) {
+                *received = verdict(arrival, known.get(&arrival.identity), Some(*seq));
+                if *received == Received::Conflict {
+                    self.insert_conflict(connection, arrival, now).await?;
+                }
+            }
+            let mut kept = received.iter();
+            numbered.retain(|_| kept.next() == Some(&Received::New));
+        }
+        // By lane, because the log is kept lane by lane.
+        numbered.sort_by_key(|(_, arrival)| arrival.lane);
+        for (text, piece) in self.sql.log.pieces(&numbered) {
+            let mut insert = query(text);
+            for (seq, Arrival { message, identity, lane, .. }) in piece {
+                insert = insert
+                    .bind((i64::from(*lane) << LANE_BITS) + seq)
+                    .bind(&identity[..])
+                    .bind(message.scope.as_str())
+                    .bind(message.id.as_str())
+                    .bind(message.kind.as_str())
+                    .bind(message.key.as_deref())
+                    .bind(message.headers.to_stored())
+                    .bind(&message.payload[..])
+                    .bind(message.not_before.map(jiff::Timestamp::as_microsecond))
+                    .bind(now);
+            }
+            insert.execute(&mut *connection).await.map_err(classify)?;
+        }
+        write.commit().await?;
+        Ok(received)
+    }
+
+    pub(crate) async fn receive_inline(
+        &self,
+        inline: &ReadInline<'_>,
+    ) -> Result<InlineBatch<SqliteTransaction>, Error> {
+        let mut transaction = self.begin(inline.limits).await?;
+        match self.record_inline(&mut transaction, inline).await {
+            Ok((received, scheduled, held)) => {
+                Ok(InlineBatch { connection: transaction, received, scheduled, held })
+            }
+            Err(error) => {
+                oncebox_core::store::Connection::rollback(transaction).await;
+                Err(error)
+            }
+        }
+    }
+
+    #[allow(clippy::type_complexity)]
+    async fn record_inline(
+        &self,
+        connection: &mut SqliteConnection,
+        inline: &ReadInline<'_>,
+    ) -> Result<(Vec<Received>, Vec<bool>, Vec<(String, String)>), Error> {
+        let now = self.now(connection).await?;
+        let mut new = HashSet::new();
+        for (text, piece) in self.sql.seen_inline.pieces(inline.arrivals) {
+            let mut insert = query(text);
+            for arrival in piece {
+                insert = insert.bind(&arrival.identity[..]).bind(&arrival.fingerprint[..]).bind(now);
+            }
+            for row in insert.fetch_all(&mut *connection).await.map_err(classify)? {
+                new.insert(get::<Vec<u8>>(&row, 0)?);
+            }
+        }
+        let mut received = vec![Received::New; inline.arrivals.len()];
+        if new.len() < inline.arrivals.len() {
+            let known = self.known(connection, inline.arrivals).await?;
+            for (arrival, received) in inline.arrivals.iter().zip(&mut received) {
+                if new.contains(&arrival.identity[..]) {
+                    continue;
+                }
+                *received = verdict(arrival, known.get(&arrival.identity), None);
+                if *received == Received::Conflict {
+                    self.insert_conflict(connection, arrival, now).await?;
+                }
+            }
+        }
+        let scheduled = inline
+            .arrivals
+            .iter()
+            .map(|arrival| arrival.message.not_before.is_some_and(|at| at.as_microsecond() > now))
+            .collect();
+        let keys: HashSet<&str> =
+            inline.arrivals.iter().filter_map(|arrival| arrival.message.key.as_deref()).collect();
+        let mut held = Vec::new();
+        if !inline.ordered.is_empty() && !keys.is_empty() {
+            let rows = query(&self.sql.held_keys)
+                .bind(list(inline.ordered.iter().copied()))
+                .bind(list(keys))
+                .fetch_all(connection)
+                .await
+                .map_err(classify)?;
+            for row in rows {
+                held.push((get(&row, 0)?, get(&row, 1)?));
+            }
+        }
+        Ok((received, scheduled, held))
+    }
+
+    pub(crate) async fn remember_once(
+        &self,
+        connection: &mut SqliteConnection,
+        handler: &str,
+        id: &str,
+    ) -> Result<Once, Error> {
+        check_text("handler of `once`", handler, 100)?;
+        check_text("id of `once`", id, oncebox_core::LONGEST_ID)?;
+        require_transaction(connection, "once").await?;
+        let done = query(&self.sql.insert_once)
+            .bind(self.shift())
+            .bind(&once_identity(handler, id)[..])
+            .execute(connection)
+            .await
+            .map_err(classify)?;
+        Ok(if done.rows_affected() == 1 { Once::First } else { Once::Again })
+    }
+
+    /// What is remembered of these arrivals: fingerprint and `seq` by identity.
+    async fn known(
+        &self,
+        connection: &mut SqliteConnection,
+        arrivals: &[Arrival],
+    ) -> Result<HashMap<[u8; 16], Known>, Error> {
+        let identities = list(arrivals.iter().map(|arrival| hex(&arrival.identity)));
+        let rows =
+            query(&self.sql.known).bind(identities).fetch_all(connection).await.map_err(classify)?;
+        rows.iter()
+            .map(|row| {
+                let identity = sixteen(get(row, 0)?)?;
+                Ok((identity, Known { fingerprint: sixteen(get(row, 1)?)?, seq: get(row, 2)? }))
+            })
+            .collect()
+    }
+
+    async fn insert_conflict(
+        &self,
+        connection: &mut SqliteConnection,
+        arrival: &Arrival,
+        now: i64,
+    ) -> Result<(), Error> {
+        let message = &arrival.message;
+        query(&self.sql.insert_conflict)
+            .bind(&arrival.identity[..])
+            .bind(&arrival.fingerprint[..])
+            .bind(message.scope.as_str())
+            .bind(message.id.as_str())
+            .bind(message.kind.as_str())
+            .bind(message.key.as_deref())
+            .bind(message.headers.to_stored())
+            .bind(&message.payload[..])
+            .bind(message.not_before.map(jiff::Timestamp::as_microsecond))
+            .bind(now)
+            .execute(connection)
+            .await
+            .map_err(classify)?;
+        Ok(())
+    }
+}
+
+struct Known {
+    fingerprint: [u8; 16],
+    seq: Option<i64>,
+}
+
+/// An identity that carries the number we just gave out was inserted by us.
+fn verdict(arrival: &Arrival, known: Option<&Known>, seq: Option<i64>) -> Received {
+    match known {
+        None => Received::New,
+        Some(known) if seq.is_some() && known.seq == seq => Received::New,
+        Some(known) if known.fingerprint == arrival.fingerprint => Received::Duplicate,
+        Some(_) => Received::Conflict,
+    }
+}
+
+fn sixteen(bytes: &[u8]) -> Result<[u8; 16], Error> {
+    bytes.try_into().map_err(|_| {
+        Error::new(oncebox_core::ErrorKind::Store, "a stored identity or fingerprint does not have 16 bytes")
+    })
+}

@@ -1,0 +1,193 @@
+//! The SQL of this store: one file per statement in `sql/`, with the prefix of its tables filled in once.
+//!
+//! `{now}` is the database's clock in microseconds (SQLite knows milliseconds) plus the store's shift, which is
+//! always parameter `?1` of such a statement.
+
+use std::sync::Arc;
+
+use oncebox_core::Error;
+use sqlx::{AssertSqlSafe, Sqlite};
+
+use crate::writer::SqliteQuery;
+
+pub(crate) const DEFAULT_PREFIX: &str = "oncebox_";
+
+const NOW: &str = "(cast(round(unixepoch('subsec') * 1000.0) as integer) * 1000 + ?1)";
+
+macro_rules! statements {
+    ($($name:ident),* $(,)?) => {
+        /// The statements for one prefix.
+        #[derive(Debug)]
+        pub(crate) struct Sql {
+            pub(crate) prefix: String,
+            pub(crate) seen: Insert,
+            pub(crate) seen_inline: Insert,
+            pub(crate) log: Insert,
+            pub(crate) outbox: Insert,
+            pub(crate) delivery: Insert,
+            $(pub(crate) $name: Arc<str>,)*
+        }
+
+        impl Sql {
+            /// Refuses a prefix that is not a plain lower-case identifier.
+            pub(crate) fn new(prefix: &str) -> Result<Self, Error> {
+                check_prefix(prefix)?;
+                let insert = |text, columns| Insert::new(&render(text, prefix), columns);
+                Ok(Self {
+                    prefix: prefix.to_owned(),
+                    seen: insert(include_str!("sql/insert_seen.sql"), 5),
+                    seen_inline: insert(include_str!("sql/insert_seen_inline.sql"), 3),
+                    log: insert(include_str!("sql/insert_log.sql"), 10),
+                    outbox: insert(include_str!("sql/insert_outbox.sql"), 11),
+                    delivery: insert(include_str!("sql/insert_delivery.sql"), 15),
+                    $($name: render(include_str!(concat!("sql/", stringify!($name), ".sql")), prefix).into(),)*
+                })
+            }
+        }
+    };
+}
+
+statements!(
+    add_counts,
+    begin_lanes,
+    claim,
+    clock,
+    conflicts,
+    counts,
+    deliveries,
+    delete_done,
+    discard,
+    discard_history,
+    due_outgoing,
+    forget_cursors,
+    forget_deliveries,
+    forget_handler,
+    handlers,
+    held_keys,
+    insert_attempt,
+    insert_conflict,
+    insert_once,
+    known,
+    lapsed_history,
+    lease,
+    lease_candidates,
+    lease_relay,
+    lease_peek,
+    move_lanes,
+    next_seqs,
+    outbox_status,
+    peek_outgoing,
+    promote,
+    promote_stuck,
+    purge_attempts,
+    purge_attempts_window,
+    purge_conflicts,
+    purge_counters,
+    purge_discarded,
+    purge_log,
+    purge_log_lanes,
+    purge_seen,
+    purge_seen_window,
+    read_lanes,
+    register,
+    register_cursors,
+    registered,
+    release,
+    release_relay,
+    rename_attempt,
+    rename_counter,
+    rename_cursor,
+    rename_delivery,
+    rename_handler,
+    renew,
+    replay,
+    replay_candidates,
+    replay_outgoing,
+    set_paused,
+    settle,
+    settle_history,
+    settle_outgoing,
+    history,
+    verify_leases,
+    delete_outgoing,
+);
+
+/// A query with this text; its parameters are bound by the caller.
+pub(crate) fn query<'a>(text: &Arc<str>) -> SqliteQuery<'a> {
+    sqlx::query::<Sqlite>(AssertSqlSafe(text.clone()))
+}
+
+/// An insert of many rows, in a few fixed sizes so that SQLite's prepared statements are used again.
+#[derive(Debug)]
+pub(crate) struct Insert {
+    sizes: Vec<(usize, Arc<str>)>,
+}
+
+/// How many rows one statement inserts: measured with `examples/ingest_rate.rs`.
+const SIZES: [usize; 5] = [256, 64, 16, 4, 1];
+
+impl Insert {
+    fn new(text: &str, columns: usize) -> Self {
+        // Parameters without numbers: the driver looks up the name of each numbered one.
+        let row = format!("({})", vec!["?"; columns].join(","));
+        let sizes = SIZES.iter().map(|size| {
+            let rows = vec![row.as_str(); *size].join(",");
+            (*size, Arc::from(text.replace("{rows}", &rows)))
+        });
+        Self { sizes: sizes.collect() }
+    }
+
+    /// Cuts `rows` into pieces and gives the statement for each.
+    pub(crate) fn pieces<'a, T>(&'a self, mut rows: &'a [T]) -> impl Iterator<Item = (&'a Arc<str>, &'a [T])> {
+        std::iter::from_fn(move || {
+            let (size, text) = self.sizes.iter().find(|(size, _)| *size <= rows.len())?;
+            let (piece, rest) = rows.split_at(*size);
+            rows = rest;
+            Some((text, piece))
+        })
+    }
+}
+
+/// Fills the prefix and the clock into a statement.
+pub(crate) fn render(text: &str, prefix: &str) -> String {
+    text.replace("{prefix}", prefix).replace("{now}", NOW).trim_end().to_owned()
+}
+
+pub(crate) fn check_prefix(prefix: &str) -> Result<(), Error> {
+    let mut bytes = prefix.bytes();
+    let first = bytes.next().is_some_and(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    let rest = bytes.all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');
+    // Names that begin with `sqlite_` are SQLite's own.
+    if first && rest && prefix.len() <= 41 && !prefix.starts_with("sqlite_") {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "table prefix `{}` is not allowed; use a-z, 0-9 and _, at most 41 bytes, not beginning with a digit or `sqlite_`",
+        prefix.escape_debug()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_identifiers_are_prefixes() {
+        for right in ["oncebox_", "_", "a1_", &"x".repeat(41)] {
+            check_prefix(right).unwrap();
+        }
+        for wrong in ["", "1a", "A", "a-b", "a\"", "a;drop", "sqlite_x", "é", &"x".repeat(42)] {
+            assert!(check_prefix(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn pieces_cover_all_rows_in_order() {
+        let insert = Insert::new("values {rows}", 2);
+        let rows: Vec<usize> = (0..603).collect();
+        let sizes: Vec<usize> = insert.pieces(&rows).map(|(_, piece)| piece.len()).collect();
+        assert_eq!(sizes, [256, 256, 64, 16, 4, 4, 1, 1, 1]);
+        let all: Vec<usize> = insert.pieces(&rows).flat_map(|(_, piece)| piece.to_vec()).collect();
+        assert_eq!(all, rows);
+    }
+}

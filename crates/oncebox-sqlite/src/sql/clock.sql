@@ -1,0 +1,2 @@
+-- clock.sql: reads the database's clock, locks nothing
+select {now}

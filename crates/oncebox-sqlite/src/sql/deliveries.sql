@@ -1,0 +1,17 @@
+-- deliveries.sql: the deliveries that match, locks nothing; ?11 is a state, ?12 whether it has failed
+select id, handler, state, attempts, due_at, received_at, last_error is not null,
+    scope, message_id, kind, key, headers, payload, not_before, identity
+from {prefix}delivery
+where (?1 is null or id in (select value from json_each(?1)))
+  and (?2 is null or handler = ?2)
+  and (?3 is null or scope = ?3)
+  and (?4 is null or message_id = ?4)
+  and (?5 is null or kind = ?5)
+  and (?6 is null or key = ?6)
+  and (?7 is null or instr(last_error, ?7) > 0)
+  and (?8 is null or received_at >= ?8)
+  and (?9 is null or id > ?9)
+  and (?11 is null or state = ?11)
+  and (?12 is null or (last_error is not null) = ?12)
+order by id
+limit coalesce(?10, 100)

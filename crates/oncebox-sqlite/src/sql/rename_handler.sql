@@ -1,0 +1,2 @@
+-- rename_handler.sql: gives a handler a new name
+update {prefix}handler set name = ?2 where name = ?1

@@ -1,0 +1,271 @@
+//! The one who writes: SQLite has one writer at a time, so a process queues its writers here, fairly, instead of in
+//! SQLite's busy handler.
+//!
+//! The queue holds two connections of its own, taken out of the pool once: one whose commits are synced to disk, and
+//! one for marks that only need to survive this process (claims, renewals, counters).
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use oncebox_core::clock::Seed;
+use oncebox_core::{Error, ErrorKind};
+use sqlx::query::Query;
+use sqlx::sqlite::{SqliteArguments, SqliteRow, SqliteTransactionManager};
+use sqlx::{Connection, Executor, Row, Sqlite, SqliteConnection, SqlitePool, SqlStr};
+// The facade leaves this trait out.
+use sqlx_core::transaction::TransactionManager;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use crate::error::{classify, is_busy};
+use crate::watch::Watch;
+
+/// How long to ask again for a lock that another process has, beyond the busy timeout of a single ask.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a rollback may take before the connection is closed instead.
+const ROLLBACK: Duration = Duration::from_secs(1);
+
+pub(crate) type SqliteQuery<'a> = Query<'a, Sqlite, SqliteArguments>;
+
+/// Whether a commit must reach the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sync {
+    /// Survives power loss.
+    Durable,
+    /// Survives the death of this process.
+    Soft,
+}
+
+/// The queue of writers of one store.
+#[derive(Clone)]
+pub(crate) struct Writer {
+    pool: SqlitePool,
+    slot: Arc<Mutex<Slot>>,
+    seed: Arc<Seed>,
+}
+
+#[derive(Default)]
+struct Slot {
+    durable: Option<Watched>,
+    soft: Option<Watched>,
+}
+
+struct Watched {
+    connection: SqliteConnection,
+    watch: Arc<Watch>,
+}
+
+/// The right to write, and the connection to do it with.
+///
+/// Dropped before [`Write::finish`], [`Write::commit`] or [`Write::rollback`], it closes the connection, and only
+/// then lets the next writer in.
+pub(crate) struct Write {
+    // `None` once the next writer has been let in.
+    slot: Option<OwnedMutexGuard<Slot>>,
+    watched: Option<Watched>,
+    sync: Sync,
+    number: u64,
+    seed: Arc<Seed>,
+}
+
+impl Writer {
+    pub(crate) fn new(pool: SqlitePool) -> Self {
+        Self { pool, slot: Arc::default(), seed: Arc::new(Seed::from_system()) }
+    }
+
+    /// Waits for its turn and begins a transaction of our own.
+    pub(crate) async fn begin(&self, sync: Sync) -> Result<Write, Error> {
+        let write = self.begin_with(sync, "begin immediate").await?;
+        write.watch().let_commit(true);
+        Ok(write)
+    }
+
+    /// Waits for its turn and begins a transaction with these statements; commits are refused until allowed.
+    pub(crate) async fn begin_with(&self, sync: Sync, sql: &'static str) -> Result<Write, Error> {
+        let mut write = self.take(sync).await?;
+        let asked = Instant::now();
+        loop {
+            match SqliteTransactionManager::begin(write.connection(), Some(SqlStr::from_static(sql))).await {
+                Ok(()) => return Ok(write),
+                Err(error) if is_busy(&error) && asked.elapsed() < PATIENCE => write.pause().await,
+                Err(error) => return Err(classify(error)),
+            }
+        }
+    }
+
+    /// Waits for its turn and runs one statement that commits by itself.
+    pub(crate) async fn run<'a>(
+        &self,
+        sync: Sync,
+        statement: impl Fn() -> SqliteQuery<'a> + Send,
+    ) -> Result<Vec<SqliteRow>, Error> {
+        let mut write = self.take(sync).await?;
+        write.watch().let_commit(true);
+        let asked = Instant::now();
+        loop {
+            match statement().fetch_all(write.connection()).await {
+                Ok(rows) => {
+                    write.finish();
+                    return Ok(rows);
+                }
+                Err(error) if is_busy(&error) && asked.elapsed() < PATIENCE => write.pause().await,
+                Err(error) => return Err(classify(error)),
+            }
+        }
+    }
+
+    /// Closes the write connections, after whoever is writing.
+    pub(crate) async fn close(&self) {
+        let mut slot = self.slot.lock().await;
+        for watched in [slot.durable.take(), slot.soft.take()].into_iter().flatten() {
+            // The file is all that matters, and it is consistent whether or not closing went well.
+            let _ = watched.connection.close().await;
+        }
+    }
+
+    async fn take(&self, sync: Sync) -> Result<Write, Error> {
+        // First the turn, then the connection: waiting writers must not empty the pool.
+        let mut slot = self.slot.clone().lock_owned().await;
+        if self.pool.is_closed() {
+            return Err(classify(sqlx::Error::PoolClosed));
+        }
+        let idle = match sync {
+            Sync::Durable => slot.durable.take(),
+            Sync::Soft => slot.soft.take(),
+        };
+        let watched = match idle {
+            Some(watched) => watched,
+            None => self.connect(sync).await.map_err(classify)?,
+        };
+        let number = watched.watch.next();
+        Ok(Write { slot: Some(slot), watched: Some(watched), sync, number, seed: self.seed.clone() })
+    }
+
+    async fn connect(&self, sync: Sync) -> Result<Watched, sqlx::Error> {
+        // Through the pool, so that what the application does to each new connection is done to this one.
+        let mut connection = self.pool.acquire().await?.detach();
+        if sync == Sync::Soft {
+            let level: i64 = sqlx::query("pragma synchronous").fetch_one(&mut connection).await?.try_get(0)?;
+            if level > 1 {
+                connection.execute("pragma synchronous = normal").await?;
+            }
+        }
+        let watch = Watch::install(&mut connection).await?;
+        Ok(Watched { connection, watch })
+    }
+}
+
+impl Write {
+    pub(crate) fn connection(&mut self) -> &mut SqliteConnection {
+        &mut self.watched.as_mut().expect("a write has its connection until it ends").connection
+    }
+
+    pub(crate) fn connection_ref(&self) -> &SqliteConnection {
+        &self.watched.as_ref().expect("a write has its connection until it ends").connection
+    }
+
+    pub(crate) fn watch(&self) -> &Arc<Watch> {
+        &self.watched.as_ref().expect("a write has its connection until it ends").watch
+    }
+
+    /// The number under which the watch knows this transaction.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// True when the transaction is no longer the one that was begun.
+    pub(crate) fn is_over(&self) -> bool {
+        self.depth() != 1 || self.watch().is_over(self.number)
+    }
+
+    /// Gives the connection back; there is no transaction open on it.
+    pub(crate) fn finish(mut self) {
+        if let (Some(slot), Some(watched)) = (&mut self.slot, self.watched.take()) {
+            match self.sync {
+                Sync::Durable => slot.durable = Some(watched),
+                Sync::Soft => slot.soft = Some(watched),
+            }
+        }
+    }
+
+    /// Commits and gives the connection back. After an error the outcome is unknown.
+    pub(crate) async fn commit(mut self) -> Result<(), Error> {
+        self.watch().allow_any_time();
+        self.watch().let_commit(true);
+        let asked = Instant::now();
+        loop {
+            match SqliteTransactionManager::commit(self.connection()).await {
+                Ok(()) => {
+                    self.finish();
+                    return Ok(());
+                }
+                // Without WAL a reader can keep a commit waiting; the transaction stays open meanwhile.
+                Err(error) if is_busy(&error) && asked.elapsed() < PATIENCE => self.pause().await,
+                Err(error) => {
+                    self.rollback().await;
+                    return Err(classify(error));
+                }
+            }
+        }
+    }
+
+    /// Stops what is running, rolls back and gives the connection back; closes it when that does not work at once.
+    pub(crate) async fn rollback(mut self) {
+        self.watch().let_commit(false);
+        self.watch().cancel(self.number);
+        let connection = self.connection();
+        let clean = tokio::time::timeout(ROLLBACK, async {
+            // A handler's own `begin` that was never ended lies on top of ours.
+            for _ in 0..8 {
+                if SqliteTransactionManager::rollback(connection).await.is_err() {
+                    return false;
+                }
+                if SqliteTransactionManager::get_transaction_depth(connection) == 0 {
+                    return true;
+                }
+            }
+            false
+        })
+        .await;
+        if clean == Ok(true) {
+            self.finish();
+        }
+    }
+
+    fn depth(&self) -> usize {
+        SqliteTransactionManager::get_transaction_depth(self.connection_ref())
+    }
+
+    async fn pause(&self) {
+        tokio::time::sleep(Duration::from_micros(2_000 + self.seed.next() % 18_000)).await;
+    }
+}
+
+impl Drop for Write {
+    fn drop(&mut self) {
+        let (Some(watched), Some(slot)) = (self.watched.take(), self.slot.take()) else { return };
+        watched.watch.cancel(self.number);
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => {
+                runtime.spawn(async move {
+                    // Closing waits for the statement that is running and rolls back what is open.
+                    let _ = watched.connection.close().await;
+                    drop(slot);
+                });
+            }
+            // Without a runtime the connection's own thread closes it a moment later.
+            Err(_) => drop(watched),
+        }
+    }
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Writer").finish_non_exhaustive()
+    }
+}
+
+/// The error for a transaction that is no longer ours.
+pub(crate) fn fenced(text: &'static str) -> Error {
+    Error::new(ErrorKind::Fenced, text)
+}

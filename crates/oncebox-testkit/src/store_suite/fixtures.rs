@@ -1,0 +1,187 @@
+//! What many cases begin with: messages, handlers that fail on purpose, and runners that stop.
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use oncebox_core::admin::{DeliveryFilter, DeliveryInfo, DeliveryState};
+use oncebox_core::{Attempt, Backoff, Error, Failure, Inbox, Message, Received, Run, Store, run};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::ledger::{Effect, Verdict};
+use crate::subject::{Subject, TxOf};
+
+/// The kind that most cases use.
+pub(super) const KIND: &str = "order.placed";
+
+/// Longer than any backoff, lease or mark in these cases, shorter than any retention.
+pub(super) const HOUR: Duration = Duration::from_secs(3600);
+
+/// A message of the usual kind, whose payload names its id.
+pub(super) fn message(id: impl Into<String>) -> Message {
+    let id = id.into();
+    Message::new(KIND, format!("{{\"order\":\"{id}\"}}")).id(id)
+}
+
+/// The same with a key.
+pub(super) fn keyed(id: impl Into<String>, key: &str) -> Message {
+    message(id).key(key)
+}
+
+/// Messages `m-000`, `m-001`, ….
+pub(super) fn numbered(count: usize) -> Vec<Message> {
+    (0..count).map(|number| message(format!("m-{number:03}"))).collect()
+}
+
+/// The ids of messages.
+pub(super) fn ids_of(messages: &[Message]) -> Vec<&str> {
+    messages.iter().map(|message| message.id.as_str()).collect()
+}
+
+/// One second, then up to ten: known well enough to step over.
+pub(super) fn ten_seconds() -> Backoff {
+    Backoff::new(Duration::from_secs(10), Duration::from_secs(80))
+}
+
+/// Makes the handlers of an inbox known, as a first start does.
+pub(super) async fn registered<St, S>(inbox: Inbox<St, S>) -> Inbox<St, S>
+where
+    St: Store,
+    S: Clone + Send + Sync + 'static,
+{
+    drain(&inbox).await;
+    inbox
+}
+
+/// Runs what is ready.
+pub(super) async fn drain<St, S>(inbox: &Inbox<St, S>)
+where
+    St: Store,
+    S: Clone + Send + Sync + 'static,
+{
+    run(inbox.clone()).drain().await.unwrap();
+}
+
+/// Receives messages that are all new.
+pub(super) async fn receive<St, S>(inbox: &Inbox<St, S>, messages: &[Message])
+where
+    St: Store,
+    S: Clone + Send + Sync + 'static,
+{
+    let answers = inbox.receive(messages).await.unwrap();
+    assert_eq!(answers, vec![Received::New; messages.len()]);
+}
+
+/// Writes its effect, then fails if `fails` says so: a failure that does not roll back shows as a doubled effect.
+pub(super) fn failing<T: Subject>(
+    name: &'static str,
+    fails: impl Fn(&Message, u32) -> bool + Clone + Send + Sync + 'static,
+) -> impl Fn(TxOf<T>, Message, Attempt) -> BoxFuture<'static, Result<(), Failure>> + Clone + Send + Sync + 'static
+{
+    move |mut tx, message, Attempt(attempt)| {
+        let fails = fails.clone();
+        Box::pin(async move {
+            T::record(&mut tx, Effect::of(name, &message)).await?;
+            if fails(&message, attempt) {
+                return Err(Failure::from(format!("{name} failed on purpose, attempt {attempt}")));
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Writes one effect per message with the attempt as its note.
+pub(super) async fn record_attempt<T: Subject>(
+    tx: &mut TxOf<T>,
+    name: &str,
+    message: &Message,
+    attempt: u32,
+) -> Result<(), Failure> {
+    let effect = Effect { note: attempt.to_string(), ..Effect::of(name, message) };
+    T::record(tx, effect).await?;
+    Ok(())
+}
+
+/// The ids in the ledger that a handler wrote, in order.
+pub(super) async fn ids<T: Subject>(subject: &T, handler: &str) -> Vec<String> {
+    let effects = subject.effects().await;
+    effects.into_iter().filter(|effect| effect.handler == handler).map(|effect| effect.id).collect()
+}
+
+/// The notes in the ledger that a handler wrote, in order.
+pub(super) async fn notes<T: Subject>(subject: &T, handler: &str) -> Vec<String> {
+    let effects = subject.effects().await;
+    effects.into_iter().filter(|effect| effect.handler == handler).map(|effect| effect.note).collect()
+}
+
+/// The ids of one key that a handler wrote, in order.
+pub(super) async fn ids_of_key<T: Subject>(subject: &T, handler: &str, key: &str) -> Vec<String> {
+    let effects = subject.effects().await;
+    let of_key = effects.into_iter().filter(|effect| effect.handler == handler && effect.note == key);
+    of_key.map(|effect| effect.id).collect()
+}
+
+/// Each of these messages has exactly one effect of each of these handlers, and nothing else has any.
+pub(super) async fn assert_once<T: Subject>(subject: &T, messages: &[Message], handlers: &[&str]) {
+    Verdict::of(&subject.effects().await, ids_of(messages), handlers).assert_clean();
+}
+
+/// Every delivery of a handler that has a row.
+pub(super) async fn deliveries<St: Store>(store: &St, handler: &str) -> Vec<DeliveryInfo> {
+    let mut filter = DeliveryFilter::all();
+    filter.handler = Some(handler.to_owned());
+    filter.limit = Some(1000);
+    store.deliveries(&filter).await.unwrap()
+}
+
+/// The only delivery of a handler that has a row.
+pub(super) async fn delivery<St: Store>(store: &St, handler: &str) -> DeliveryInfo {
+    let mut all = deliveries(store, handler).await;
+    assert_eq!(all.len(), 1, "deliveries with a row: {all:?}");
+    all.remove(0)
+}
+
+/// The ids of a handler's deliveries in this state, oldest first.
+pub(super) async fn in_state<St: Store>(store: &St, handler: &str, state: DeliveryState) -> Vec<String> {
+    let all = deliveries(store, handler).await;
+    all.into_iter().filter(|info| info.state == state).map(|info| info.message.id).collect()
+}
+
+/// Polls a future until `reached` is ready, then drops it as the death of a process would.
+///
+/// # Panics
+/// When the future ends first.
+pub(super) async fn killed_at<Fut: Future>(work: Fut, reached: impl Future<Output = ()>) {
+    tokio::select! {
+        _ = work => panic!("the work ended before the point at which it was to be killed"),
+        () = reached => {}
+    }
+}
+
+/// A runner in the background.
+pub(super) struct Running {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<Result<(), Error>>,
+}
+
+impl Running {
+    /// Stops it gracefully and waits for its end.
+    pub(super) async fn stop(self) {
+        let _ = self.stop.send(());
+        self.task.await.unwrap().unwrap();
+    }
+}
+
+/// Starts a runner in the background.
+pub(super) fn start<St, S>(run: Run<St, S>) -> Running
+where
+    St: Store,
+    S: Clone + Send + Sync + 'static,
+{
+    let (stop, stopped) = oneshot::channel();
+    let run = run.with_graceful_shutdown(async move {
+        let _ = stopped.await;
+    });
+    Running { stop, task: tokio::spawn(run.into_future()) }
+}

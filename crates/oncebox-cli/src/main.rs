@@ -5,13 +5,16 @@
 // This is the one crate that talks to a person.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod bench;
 mod demo;
 mod target;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 /// Makes each message count exactly once in effect.
 #[derive(Debug, Parser)]
@@ -25,6 +28,8 @@ struct Cli {
 enum Command {
     /// At-least-once traffic into worker processes that are killed at random, then the count.
     Demo(demo::Options),
+    /// What a store can do, beside the same server's floor and the plain recipe.
+    Bench(bench::Options),
     /// One worker process of the demo.
     #[command(hide = true)]
     DemoWorker(demo::worker::Options),
@@ -33,7 +38,9 @@ enum Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_env("ONCEBOX_LOG").unwrap_or_else(|_| EnvFilter::new("error"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(filter);
+    let counter = matches!(cli.command, Command::Bench(_)).then_some(bench::StatementCounter);
+    tracing_subscriber::registry().with(log).with(counter).init();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&format!("the runtime could not start: {error}")),
@@ -41,6 +48,7 @@ fn main() -> ExitCode {
     let result = runtime.block_on(async {
         match cli.command {
             Command::Demo(options) => demo::demo(options).await,
+            Command::Bench(options) => bench::bench(options).await,
             Command::DemoWorker(options) => demo::worker::work(options).await.map(|()| true),
         }
     });

@@ -22,6 +22,9 @@ pub(crate) trait Target: Clone + Send + Sync + 'static {
 
     fn store(&self) -> Self::Store;
 
+    /// The schema everything is in; empty where there is none.
+    fn schema(&self) -> &str;
+
     /// The handler's effect: one row.
     fn insert_effect(
         tx: &mut <Self::Store as Store>::Driver,
@@ -71,6 +74,12 @@ pub(crate) struct SqliteTarget {
     file: String,
 }
 
+impl SqliteTarget {
+    pub(crate) fn pool(&self) -> &SqlitePool {
+        &self.pool
+    }
+}
+
 impl Target for SqliteTarget {
     type Store = SqliteStore;
 
@@ -82,7 +91,8 @@ impl Target for SqliteTarget {
 
     async fn create(&self) -> Result<(), String> {
         self.store.migrate().await.map_err(|error| error.to_string())?;
-        let sql = "create table if not exists ledger (number integer primary key autoincrement, id text not null)";
+        let sql =
+            "create table if not exists ledger (number integer primary key autoincrement, id text not null)";
         sqlx::query(sql).execute(&self.pool).await.map_err(|error| error.to_string())?;
         Ok(())
     }
@@ -100,6 +110,10 @@ impl Target for SqliteTarget {
 
     fn store(&self) -> SqliteStore {
         self.store.clone()
+    }
+
+    fn schema(&self) -> &str {
+        ""
     }
 
     async fn insert_effect(tx: &mut SqliteConnection, _place: &Place, id: &str) -> Result<(), sqlx::Error> {
@@ -130,6 +144,12 @@ pub(crate) struct PgTarget {
     place: Place,
 }
 
+impl PgTarget {
+    pub(crate) fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+}
+
 impl Target for PgTarget {
     type Store = PgStore;
 
@@ -158,6 +178,10 @@ impl Target for PgTarget {
 
     fn store(&self) -> PgStore {
         self.store.clone()
+    }
+
+    fn schema(&self) -> &str {
+        &self.place.schema
     }
 
     async fn insert_effect(tx: &mut PgConnection, place: &Place, id: &str) -> Result<(), sqlx::Error> {

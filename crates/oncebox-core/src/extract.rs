@@ -36,6 +36,8 @@ pub trait Extract<St: Store, S>: Sized + Send {
     const IS_TX: bool = false;
     /// True for [`Batch`]: decides whether the handler gets many messages in one call.
     const IS_BATCH: bool = false;
+    /// True for what is read from one message, and so makes no sense beside a [`Batch`].
+    const IS_SINGLE: bool = false;
 
     /// Takes the argument out of the call; a failure here is the attempt's failure.
     fn extract(call: &mut Call<'_, St, S>) -> Result<Self, Failure>;
@@ -105,12 +107,16 @@ where
 }
 
 impl<St: Store, S, T: DeserializeOwned + Send> Extract<St, S> for Json<T> {
+    const IS_SINGLE: bool = true;
+
     fn extract(call: &mut Call<'_, St, S>) -> Result<Self, Failure> {
         call.message().decode().map(Json).map_err(Failure::permanent)
     }
 }
 
 impl<St: Store, S> Extract<St, S> for Message {
+    const IS_SINGLE: bool = true;
+
     fn extract(call: &mut Call<'_, St, S>) -> Result<Self, Failure> {
         Ok(call.message().clone())
     }

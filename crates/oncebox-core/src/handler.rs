@@ -31,6 +31,8 @@ pub trait Handler<Args, St: Store, S>: Clone + Send + Sync + 'static {
     const TAKES_TX: bool;
     /// Whether it takes a batch.
     const TAKES_BATCH: bool;
+    /// What is wrong with its arguments, when the compiler cannot tell.
+    const MISTAKE: Option<&'static str>;
 
     /// Takes the arguments out of the call and starts the function.
     fn call(&self, call: &mut Call<'_, St, S>) -> Result<BoxFuture<'static, Result<(), Failure>>, Failure>;
@@ -48,6 +50,11 @@ macro_rules! handler_of {
         {
             const TAKES_TX: bool = false $(|| $argument::IS_TX)*;
             const TAKES_BATCH: bool = false $(|| $argument::IS_BATCH)*;
+            const MISTAKE: Option<&'static str> = mistake(
+                0 $(+ $argument::IS_TX as u8)*,
+                0 $(+ $argument::IS_BATCH as u8)*,
+                0 $(+ $argument::IS_SINGLE as u8)*,
+            );
 
             #[allow(non_snake_case, unused_variables)]
             fn call(
@@ -60,6 +67,23 @@ macro_rules! handler_of {
             }
         }
     };
+}
+
+/// Counts of transactions, batches and single-message arguments.
+const fn mistake(transactions: u8, batches: u8, singles: u8) -> Option<&'static str> {
+    if transactions > 1 {
+        Some("it takes its transaction more than once")
+    } else if batches > 1 {
+        Some("it takes more than one `Batch`")
+    } else if batches == 1 && singles > 0 {
+        Some("it takes a `Batch` and, beside it, something of a single message")
+    } else if batches == 1 && transactions == 0 {
+        Some(
+            "it takes a `Batch` without a transaction; outside the database, messages are handled one by one",
+        )
+    } else {
+        None
+    }
 }
 
 handler_of!();
@@ -200,6 +224,9 @@ impl<St: Store, S> Registered<St, S> {
     {
         let NamedHandler { name, function, settings, .. } = named;
         assert_name("handler", &name);
+        if let Some(mistake) = F::MISTAKE {
+            panic!("handler `{name}`: {mistake}");
+        }
         settings.formerly.iter().for_each(|former| {
             assert_name("former handler", former);
             assert!(*former != name, "handler `{name}`: `formerly` names the handler itself");

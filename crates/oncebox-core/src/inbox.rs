@@ -94,8 +94,8 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
     /// Adds a handler for a kind, a list of kinds, or kinds with a trailing `*`.
     ///
     /// # Panics
-    /// On a name used twice, a pattern with `*` elsewhere than at its end, or a function that takes both a batch
-    /// and something of a single message.
+    /// On a name used twice, a pattern with `*` elsewhere than at its end, or a function that takes a batch together
+    /// with something of a single message or without a transaction.
     pub fn on<F, Args>(mut self, kinds: impl IntoKinds, handler: NamedHandler<F, Args>) -> Self
     where
         F: Handler<Args, St, S>,

@@ -200,8 +200,11 @@ impl Inner {
 }
 
 fn still_ours<'a>(rows: &[PgRow], leases: impl Iterator<Item = &'a Lease>) -> Result<Vec<bool>, Problem> {
-    let ours: HashSet<i64> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
-    Ok(leases.map(|lease| ours.contains(&lease.delivery.0)).collect())
+    let mut ours = HashSet::with_capacity(rows.len());
+    for row in rows {
+        ours.insert((row.try_get::<i64, _>(0)?, row.try_get::<i64, _>(1)?, rows::attempts(row, 2)?));
+    }
+    Ok(leases.map(|lease| ours.contains(&(lease.delivery.0, lease.token.0, lease.attempt))).collect())
 }
 
 /// Error texts come from anywhere; Postgres keeps no NUL in text.

@@ -271,7 +271,11 @@ macro_rules! run {
             .await;
             match result {
                 Ok(value) => break Ok::<_, oncebox_core::Error>(value),
-                Err(problem) => retry.after(problem, &$inner.seed).await?,
+                Err(problem) => {
+                    if let Err(error) = retry.after(problem, &$inner.seed).await {
+                        break Err(error);
+                    }
+                }
             }
         }
     }};

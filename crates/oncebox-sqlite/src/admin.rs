@@ -22,10 +22,8 @@ const COUNTED: i64 = 1000;
 
 impl SqliteStore {
     pub(crate) async fn pause(&self, handler: &str, paused: bool) -> Result<bool, Error> {
-        let rows = self
-            .writer
-            .run(Sync::Durable, || query(&self.sql.set_paused).bind(handler).bind(paused))
-            .await?;
+        let rows =
+            self.writer.run(Sync::Durable, || query(&self.sql.set_paused).bind(handler).bind(paused)).await?;
         Ok(!rows.is_empty())
     }
 
@@ -50,7 +48,10 @@ impl SqliteStore {
             Some(DeliveryState::Dead) => (Some(DEAD), None),
             Some(DeliveryState::Discarded) => (Some(DISCARDED), None),
             Some(other) => {
-                return Err(Error::invalid(format!("deliveries cannot be listed by state `{}`", other.as_str())));
+                return Err(Error::invalid(format!(
+                    "deliveries cannot be listed by state `{}`",
+                    other.as_str()
+                )));
             }
         };
         let rows = bind_filter(&self.sql.deliveries, filter)
@@ -133,31 +134,27 @@ impl SqliteStore {
         Ok(discarded.rows_affected())
     }
 
-    async fn dead(&self, connection: &mut SqliteConnection, filter: &DeliveryFilter) -> Result<Vec<i64>, Error> {
-        let rows = bind_filter(&self.sql.replay_candidates, filter)
-            .fetch_all(connection)
-            .await
-            .map_err(classify)?;
+    async fn dead(
+        &self,
+        connection: &mut SqliteConnection,
+        filter: &DeliveryFilter,
+    ) -> Result<Vec<i64>, Error> {
+        let rows =
+            bind_filter(&self.sql.replay_candidates, filter).fetch_all(connection).await.map_err(classify)?;
         rows.iter().map(|row| get(row, 0)).collect()
     }
 
     pub(crate) async fn list_conflicts(&self, most: usize) -> Result<Vec<Conflict>, Error> {
-        let rows = query(&self.sql.conflicts)
-            .bind(limit(most))
-            .fetch_all(&self.pool)
-            .await
-            .map_err(classify)?;
+        let rows =
+            query(&self.sql.conflicts).bind(limit(most)).fetch_all(&self.pool).await.map_err(classify)?;
         rows.iter()
             .map(|row| Ok(Conflict { received_at: timestamp(get(row, 0)?)?, message: message(row, 1)? }))
             .collect()
     }
 
     pub(crate) async fn list_handlers(&self) -> Result<Vec<HandlerStatus>, Error> {
-        let rows = query(&self.sql.handlers)
-            .bind(self.shift())
-            .fetch_all(&self.pool)
-            .await
-            .map_err(classify)?;
+        let rows =
+            query(&self.sql.handlers).bind(self.shift()).fetch_all(&self.pool).await.map_err(classify)?;
         let mut handlers: Vec<HandlerStatus> = Vec::new();
         for row in &rows {
             let name: String = get(row, 0)?;
@@ -215,7 +212,8 @@ impl SqliteStore {
         if counts.is_empty() {
             return Ok(());
         }
-        let counts = list(counts.iter().map(|count| serde_json::json!([count.handler, count.name, count.value])));
+        let counts =
+            list(counts.iter().map(|count| serde_json::json!([count.handler, count.name, count.value])));
         self.writer
             .run(Sync::Soft, || query(&self.sql.add_counts).bind(self.shift()).bind(counts.as_str()))
             .await?;

@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 use oncebox_core::Error;
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
-    AskLease, Connection, DeliveryId, DoneLeases, LAPSED, Lease, Leased, LeasedDelivery, Outcome, Park, ParkState,
-    Settlement, TxLimits,
+    AskLease, Connection, DeliveryId, DoneLeases, LAPSED, Lease, Leased, LeasedDelivery, Outcome, Park,
+    ParkState, Settlement, Token, TxLimits,
 };
 use serde_json::Value;
 use sqlx::SqliteConnection;
@@ -151,16 +151,10 @@ impl SqliteStore {
         limits: TxLimits,
     ) -> Result<Option<SqliteTransaction>, Error> {
         let mut transaction = self.begin(limits).await?;
-        let verified = query(&self.sql.verify_leases)
-            .bind(handler)
-            .bind(leases(held))
-            .fetch_one(&mut *transaction)
-            .await
-            .map_err(classify)
-            .and_then(|row| Ok(get::<i64>(&row, 0)? == limit(held.len())));
+        let verified = self.verify(&mut transaction, handler, held).await;
         match verified {
-            Ok(true) => Ok(Some(transaction)),
-            Ok(false) => {
+            Ok(ours) if ours.len() == held.len() => Ok(Some(transaction)),
+            Ok(_) => {
                 transaction.rollback().await;
                 Ok(None)
             }
@@ -169,6 +163,22 @@ impl SqliteStore {
                 Err(error)
             }
         }
+    }
+
+    /// The places in the list of those leases that are still held.
+    async fn verify(
+        &self,
+        connection: &mut SqliteConnection,
+        handler: &str,
+        held: &[Lease],
+    ) -> Result<HashSet<usize>, Error> {
+        let rows = query(&self.sql.verify_leases)
+            .bind(handler)
+            .bind(leases(held))
+            .fetch_all(connection)
+            .await
+            .map_err(classify)?;
+        rows.iter().map(|row| Ok(get::<u32>(row, 0)? as usize)).collect()
     }
 
     pub(crate) async fn lease_due(&self, ask: &AskLease<'_>) -> Result<Leased, Error> {
@@ -185,8 +195,7 @@ impl SqliteStore {
         let mut due = get::<Option<bool>>(&row, 1)?.unwrap_or(false);
         let next_due = get::<Option<i64>>(&row, 2)?.map(duration);
         if !due && ask.ordered && get(&row, 3)? {
-            let promoted =
-                || query(&self.sql.promote_stuck).bind(self.shift()).bind(ask.handler);
+            let promoted = || query(&self.sql.promote_stuck).bind(self.shift()).bind(ask.handler);
             due = !self.writer.run(Sync::Durable, promoted).await?.is_empty();
         }
         let mut deliveries = Vec::new();
@@ -199,7 +208,11 @@ impl SqliteStore {
         Ok(Leased { deliveries, next_due })
     }
 
-    async fn lease_candidates(&self, write: &mut Write, ask: &AskLease<'_>) -> Result<Vec<LeasedDelivery>, Error> {
+    async fn lease_candidates(
+        &self,
+        write: &mut Write,
+        ask: &AskLease<'_>,
+    ) -> Result<Vec<LeasedDelivery>, Error> {
         let connection = write.connection();
         let candidates = query(&self.sql.lease_candidates)
             .bind(self.shift())
@@ -266,8 +279,12 @@ impl SqliteStore {
                     .bind(micros(lease_for))
             })
             .await?;
-        let renewed = ids(&rows)?;
-        Ok(held.iter().map(|lease| renewed.contains(&lease.delivery.0)).collect())
+        let mut renewed: Vec<Lease> = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let (id, token) = (get(row, 0)?, get(row, 1)?);
+            renewed.push(Lease { delivery: DeliveryId(id), token: Token(token), attempt: get(row, 2)? });
+        }
+        Ok(held.iter().map(|lease| renewed.contains(lease)).collect())
     }
 
     pub(crate) async fn settle_leases(
@@ -278,10 +295,17 @@ impl SqliteStore {
         if settlements.is_empty() {
             return Ok(Vec::new());
         }
+        let held: Vec<Lease> = settlements.iter().map(|settlement| settlement.lease).collect();
+        let mut write = self.writer.begin(Sync::Durable).await?;
+        let connection = write.connection();
+        let ours = self.verify(connection, handler, &held).await?;
+
         let mut done = Vec::new();
         let mut others = Vec::new();
         let mut failed = false;
-        for Settlement { lease, outcome } in settlements {
+        for (_, Settlement { lease, outcome }) in
+            settlements.iter().enumerate().filter(|(place, _)| ours.contains(place))
+        {
             // State, delay, error, and how many attempts do not count.
             let (state, delay, error, uncounted) = match outcome {
                 Outcome::Done => {
@@ -293,40 +317,32 @@ impl SqliteStore {
                 Outcome::Returned => (READY, 0, None, 1),
             };
             failed |= error.is_some();
-            let rest = [state.into(), delay.into(), error.into(), uncounted.into()];
-            others.push(Value::from_iter(lease_values(lease).into_iter().chain::<[Value; 4]>(rest)));
+            let rest: [Value; 4] = [state.into(), delay.into(), error.into(), uncounted.into()];
+            others.push(Value::from_iter(lease_values(lease).into_iter().chain(rest)));
         }
-        let others = if others.is_empty() { None } else { Some(list(others)) };
-
-        let mut write = self.writer.begin(Sync::Durable).await?;
-        let connection = write.connection();
-        let deleted = self.delete_done(connection, handler, &done).await?;
-        let mut ours = ids(&deleted)?;
-        let mut freed = keys(&deleted)?;
-        if let Some(others) = &others {
-            for text in [failed.then_some(&self.sql.settle_history), Some(&self.sql.settle)].into_iter().flatten() {
-                let settle = query(text).bind(self.shift()).bind(handler).bind(others.as_str());
-                for row in settle.fetch_all(&mut *connection).await.map_err(classify)? {
-                    ours.insert(get(&row, 0)?);
-                    if let (Some(key), DEAD) = (get(&row, 1)?, get(&row, 2)?) {
-                        freed.insert(key);
-                    }
+        let mut freed = keys(&self.delete_done(connection, handler, &done).await?)?;
+        if !others.is_empty() {
+            let others = list(others);
+            if failed {
+                let history =
+                    query(&self.sql.settle_history).bind(self.shift()).bind(handler).bind(others.as_str());
+                history.execute(&mut *connection).await.map_err(classify)?;
+            }
+            let settle = query(&self.sql.settle).bind(self.shift()).bind(handler).bind(others);
+            for row in settle.fetch_all(&mut *connection).await.map_err(classify)? {
+                if let (Some(key), DEAD) = (get(&row, 0)?, get(&row, 1)?) {
+                    freed.insert(key);
                 }
             }
         }
         self.promote(connection, handler, freed).await?;
         write.commit().await?;
-        Ok(settlements.iter().map(|settlement| ours.contains(&settlement.lease.delivery.0)).collect())
+        Ok((0..settlements.len()).map(|place| ours.contains(&place)).collect())
     }
 }
 
-/// The ids in column 0.
-fn ids(rows: &[SqliteRow]) -> Result<HashSet<i64>, Error> {
-    rows.iter().map(|row| get(row, 0)).collect()
-}
-
-/// The keys in column 1, where there are any.
+/// The keys in column 0, where there are any.
 fn keys(rows: &[SqliteRow]) -> Result<HashSet<String>, Error> {
-    let keys: Vec<Option<String>> = rows.iter().map(|row| get(row, 1)).collect::<Result<_, Error>>()?;
+    let keys: Vec<Option<String>> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, Error>>()?;
     Ok(keys.into_iter().flatten().collect())
 }

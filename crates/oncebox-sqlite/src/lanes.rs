@@ -2,7 +2,8 @@
 
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
-    ABANDONED_AFTER, Claim, ClaimedLane, Connection, LaneBatch, LaneRow, MoveLanes, ReadLanes, Registration, Token,
+    ABANDONED_AFTER, Claim, ClaimedLane, Connection, LaneBatch, LaneRow, MoveLanes, ReadLanes, Registration,
+    Token,
 };
 use oncebox_core::{Error, ErrorKind, LANES};
 use serde_json::Value;
@@ -23,6 +24,8 @@ impl SqliteStore {
         let outcome = async {
             self.check_durability(connection).await?;
             check_version(self, connection).await?;
+            // On a read-only database `begin immediate` succeeds, and so would registering nothing new.
+            query(&self.sql.touch).execute(&mut *connection).await.map_err(classify)?;
             for handler in handlers {
                 self.register_one(connection, handler).await?;
             }
@@ -38,7 +41,11 @@ impl SqliteStore {
         }
     }
 
-    async fn register_one(&self, connection: &mut SqliteConnection, handler: &Registration) -> Result<(), Error> {
+    async fn register_one(
+        &self,
+        connection: &mut SqliteConnection,
+        handler: &Registration,
+    ) -> Result<(), Error> {
         let mut known = self.is_registered(connection, &handler.name).await?;
         for old in handler.formerly.iter().filter(|old| **old != handler.name) {
             if !self.is_registered(connection, old).await? {
@@ -84,7 +91,8 @@ impl SqliteStore {
     }
 
     async fn is_registered(&self, connection: &mut SqliteConnection, name: &str) -> Result<bool, Error> {
-        let row = query(&self.sql.registered).bind(name).fetch_optional(connection).await.map_err(classify)?;
+        let row =
+            query(&self.sql.registered).bind(name).fetch_optional(connection).await.map_err(classify)?;
         Ok(row.is_some())
     }
 

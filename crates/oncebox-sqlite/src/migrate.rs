@@ -72,7 +72,11 @@ impl SqliteStore {
     }
 
     /// Applies one migration unless it has been; true when it was applied now.
-    async fn migrate_one(&self, connection: &mut SqliteConnection, migration: &Migration) -> Result<bool, Error> {
+    async fn migrate_one(
+        &self,
+        connection: &mut SqliteConnection,
+        migration: &Migration,
+    ) -> Result<bool, Error> {
         let applied = self.applied(connection).await?;
         check(&applied)?;
         if applied.iter().any(|applied| applied.version == migration.version) {
@@ -123,7 +127,10 @@ pub fn migration_sql(prefix: &str) -> Result<String, Error> {
 }
 
 /// Refuses a database whose schema is missing, older or newer.
-pub(crate) async fn check_version(store: &SqliteStore, connection: &mut SqliteConnection) -> Result<(), Error> {
+pub(crate) async fn check_version(
+    store: &SqliteStore,
+    connection: &mut SqliteConnection,
+) -> Result<(), Error> {
     let applied = store.applied(connection).await?;
     check(&applied)?;
     let version = applied.last().map_or(0, |last| last.version);

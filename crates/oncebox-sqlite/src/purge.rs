@@ -37,12 +37,18 @@ impl SqliteStore {
         self.purge_log(retention, &mut purged).await?;
 
         let sql = &self.sql;
-        let (ids, more) =
-            self.walk(&self.walks.seen, [&sql.purge_seen_window, &sql.purge_seen], keep, retention.step).await?;
+        let (ids, more) = self
+            .walk(&self.walks.seen, [&sql.purge_seen_window, &sql.purge_seen], keep, retention.step)
+            .await?;
         purged.ids = ids;
         purged.more |= more;
         let (attempts, more) = self
-            .walk(&self.walks.attempts, [&sql.purge_attempts_window, &sql.purge_attempts], keep, retention.step)
+            .walk(
+                &self.walks.attempts,
+                [&sql.purge_attempts_window, &sql.purge_attempts],
+                keep,
+                retention.step,
+            )
             .await?;
         purged.others += attempts;
         purged.more |= more;

@@ -178,8 +178,7 @@ impl SqliteStore {
         arrivals: &[Arrival],
     ) -> Result<HashMap<[u8; 16], Known>, Error> {
         let identities = list(arrivals.iter().map(|arrival| hex(&arrival.identity)));
-        let rows =
-            query(&self.sql.known).bind(identities).fetch_all(connection).await.map_err(classify)?;
+        let rows = query(&self.sql.known).bind(identities).fetch_all(connection).await.map_err(classify)?;
         rows.iter()
             .map(|row| {
                 let identity = sixteen(get(row, 0)?)?;

@@ -104,6 +104,7 @@ statements!(
     replay_candidates,
     replay_outgoing,
     set_paused,
+    touch,
     settle,
     settle_history,
     settle_outgoing,
@@ -138,7 +139,10 @@ impl Insert {
     }
 
     /// Cuts `rows` into pieces and gives the statement for each.
-    pub(crate) fn pieces<'a, T>(&'a self, mut rows: &'a [T]) -> impl Iterator<Item = (&'a Arc<str>, &'a [T])> {
+    pub(crate) fn pieces<'a, T>(
+        &'a self,
+        mut rows: &'a [T],
+    ) -> impl Iterator<Item = (&'a Arc<str>, &'a [T])> {
         std::iter::from_fn(move || {
             let (size, text) = self.sizes.iter().find(|(size, _)| *size <= rows.len())?;
             let (piece, rest) = rows.split_at(*size);

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use oncebox_core::admin::{Conflict, DeliveryFilter, DeliveryInfo, HandlerStatus, OutboxStatus};
 use oncebox_core::clock::ClockShift;
 use oncebox_core::store::{
-    Arrival, AskLease, AskOutgoing, Claim, ClaimedLane, Commit, Count, DeliveryId, InlineBatch, LaneBatch, Lease,
-    Leased, Outgoing, Purged, ReadInline, ReadLanes, Received, Registration, Retention, Sent, Settlement, Token,
-    TxLimits,
+    Arrival, AskLease, AskOutgoing, Claim, ClaimedLane, Commit, Count, DeliveryId, InlineBatch, LaneBatch,
+    Lease, Leased, Outgoing, Purged, ReadInline, ReadLanes, Received, Registration, Retention, Sent,
+    Settlement, Token, TxLimits,
 };
 use oncebox_core::{Error, Limits, Message, Once, Store, Wake};
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous};
@@ -139,8 +139,7 @@ impl SqliteStore {
 
     /// The database's clock, shifted.
     pub(crate) async fn now(&self, connection: &mut SqliteConnection) -> Result<i64, Error> {
-        let row =
-            query(&self.sql.clock).bind(self.shift()).fetch_one(connection).await.map_err(classify)?;
+        let row = query(&self.sql.clock).bind(self.shift()).fetch_one(connection).await.map_err(classify)?;
         get(&row, 0)
     }
 }

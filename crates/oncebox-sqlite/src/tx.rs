@@ -143,7 +143,9 @@ pub(crate) async fn require_transaction(connection: &mut SqliteConnection, what:
     if outside {
         return Err(Error::new(
             ErrorKind::NotInTransaction,
-            format!("`{what}` needs an open transaction; begin one with `pool.begin_with(\"begin immediate\")`"),
+            format!(
+                "`{what}` needs an open transaction; begin one with `pool.begin_with(\"begin immediate\")`"
+            ),
         ));
     }
     Ok(())

@@ -25,7 +25,8 @@ impl SqliteStore {
             if self.pool.is_closed() {
                 return Err(classify(sqlx::Error::PoolClosed));
             }
-            let row = sqlx::query("pragma data_version").fetch_one(&mut connection).await.map_err(classify)?;
+            let row =
+                sqlx::query("pragma data_version").fetch_one(&mut connection).await.map_err(classify)?;
             let version: i64 = row.try_get(0).map_err(classify)?;
             if last.replace(version) != Some(version) {
                 wake.ring();

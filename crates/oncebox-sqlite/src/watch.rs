@@ -40,7 +40,8 @@ impl Watch {
         let own = watch.clone();
         handle.set_commit_hook(move || own.may_commit.load(Ordering::SeqCst));
         let own = watch.clone();
-        handle.set_rollback_hook(move || own.ended.store(own.current.load(Ordering::SeqCst), Ordering::SeqCst));
+        handle
+            .set_rollback_hook(move || own.ended.store(own.current.load(Ordering::SeqCst), Ordering::SeqCst));
         drop(handle);
         Ok(watch)
     }

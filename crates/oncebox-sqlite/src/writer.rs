@@ -12,7 +12,7 @@ use oncebox_core::clock::Seed;
 use oncebox_core::{Error, ErrorKind};
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteRow, SqliteTransactionManager};
-use sqlx::{Connection, Executor, Row, Sqlite, SqliteConnection, SqlitePool, SqlStr};
+use sqlx::{Connection, Executor, Row, SqlStr, Sqlite, SqliteConnection, SqlitePool};
 // The facade leaves this trait out.
 use sqlx_core::transaction::TransactionManager;
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -145,7 +145,8 @@ impl Writer {
         // Through the pool, so that what the application does to each new connection is done to this one.
         let mut connection = self.pool.acquire().await?.detach();
         if sync == Sync::Soft {
-            let level: i64 = sqlx::query("pragma synchronous").fetch_one(&mut connection).await?.try_get(0)?;
+            let level: i64 =
+                sqlx::query("pragma synchronous").fetch_one(&mut connection).await?.try_get(0)?;
             if level > 1 {
                 connection.execute("pragma synchronous = normal").await?;
             }

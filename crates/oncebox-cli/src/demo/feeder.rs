@@ -134,7 +134,9 @@ impl Feeder {
 
     fn settle(&self, line: &str) {
         let mut words = line.split(' ');
-        let (Some(word), Some(Ok(receipt))) = (words.next(), words.next().map(str::parse::<u64>)) else { return };
+        let (Some(word), Some(Ok(receipt))) = (words.next(), words.next().map(str::parse::<u64>)) else {
+            return;
+        };
         let mut state = self.lock();
         let settled = state.unacknowledged.remove(&receipt);
         if let (Some((_, id)), "return") = (settled, word) {
@@ -179,7 +181,8 @@ pub(crate) struct Worker {
 impl Worker {
     /// Starts this program again as a worker. `number` is never used twice.
     pub(crate) fn start(feeder: &Arc<Feeder>, place: &Place, number: usize) -> Result<Self, String> {
-        let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+        let program =
+            std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
         let mut child = Command::new(program)
             .args(["demo-worker", "--store", &place.url, "--schema", &place.schema])
             .stdin(Stdio::piped())
@@ -210,7 +213,8 @@ impl Worker {
 
     /// Stops or continues the process (`SIGSTOP`, `SIGCONT`).
     pub(crate) fn signal(&self, signal: Signal) -> Result<(), String> {
-        let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok()).ok_or("a worker process has ended")?;
+        let pid =
+            self.child.id().and_then(|pid| i32::try_from(pid).ok()).ok_or("a worker process has ended")?;
         kill(Pid::from_raw(pid), signal).map_err(|error| format!("a worker could not be signalled: {error}"))
     }
 
@@ -223,7 +227,8 @@ impl Worker {
     pub(crate) async fn stop(mut self) -> Result<(), String> {
         self.writer.abort();
         let _ = (&mut self.writer).await;
-        let status = self.child.wait().await.map_err(|error| format!("a worker could not be waited for: {error}"))?;
+        let status =
+            self.child.wait().await.map_err(|error| format!("a worker could not be waited for: {error}"))?;
         self.bury().await;
         if status.success() { Ok(()) } else { Err(format!("a worker process failed: {status}")) }
     }

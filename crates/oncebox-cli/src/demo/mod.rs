@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::signal::Signal;
-use oncebox::clock::Seed;
 use oncebox::Store;
+use oncebox::clock::Seed;
 use serde::Serialize;
 
 use crate::demo::feeder::{Feeder, Worker};
@@ -146,7 +146,8 @@ impl Storm<'_> {
             tokio::time::sleep(Duration::from_millis(seed.next() % 40)).await;
             let victim = usize::try_from(seed.next()).unwrap_or(0) % self.workers.len();
             let pauses_left = options.pauses - (strike - 1 - crashes);
-            let pause = pauses_left > 0 && (crashes == options.crashes || seed.next() % strikes < options.pauses);
+            let pause =
+                pauses_left > 0 && (crashes == options.crashes || seed.next() % strikes < options.pauses);
             if pause {
                 self.freeze(victim, Duration::from_millis(500 + seed.next() % 4000)).await?;
             } else {
@@ -204,12 +205,15 @@ async fn settle<T: Target>(target: &T, storm: &mut Storm<'_>) -> Result<(), Stri
             last = (effects, Instant::now());
         }
         let handlers = target.store().handlers().await.map_err(|error| error.to_string())?;
-        let open: u64 = handlers.iter().map(|one| one.waiting + one.retrying + one.held + one.scheduled).sum();
+        let open: u64 =
+            handlers.iter().map(|one| one.waiting + one.retrying + one.held + one.scheduled).sum();
         if open == 0 && storm.feeder.is_finished() && !leased(target).await? {
             return Ok(());
         }
         if last.1.elapsed() > patience {
-            return Err(format!("no effect was added for {patience:?}, and {open} deliveries are still open"));
+            return Err(format!(
+                "no effect was added for {patience:?}, and {open} deliveries are still open"
+            ));
         }
         storm.alive_until(tokio::time::sleep(Duration::from_millis(50))).await?;
     }

@@ -12,4 +12,4 @@ update {schema}.delivery d
 set due_at = (extract(epoch from clock_timestamp()) * 1000000)::bigint + $1 + $6
 from mine
 where d.id = mine.id
-returning d.id
+returning d.id, d.token, d.attempts

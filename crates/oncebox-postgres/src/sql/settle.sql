@@ -2,7 +2,7 @@
 -- outcome: 0 done, 1 retry, 2 dead, 3 returned
 with clock as materialized (select (extract(epoch from clock_timestamp()) * 1000000)::bigint + $1 as now),
 mine as materialized (
-    select d.id, d.key, d.identity, g.attempt, g.outcome, g.delay, g.error
+    select d.id, d.key, d.identity, g.token, g.attempt, g.outcome, g.delay, g.error
     from {schema}.delivery d
     join unnest($3::bigint[], $4::bigint[], $5::integer[], $6::smallint[], $7::bigint[], $8::text[])
         as g (id, token, attempt, outcome, delay, error)
@@ -51,4 +51,4 @@ promoted as (
           )
     )
 )
-select id from mine
+select id, token, attempt from mine

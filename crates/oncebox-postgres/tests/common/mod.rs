@@ -128,9 +128,16 @@ impl Scratch {
 
     /// Moves the cursors behind everything that was read.
     pub async fn process_all(&self, handler: &str) {
-        let (token, batch) = self.read(handler, false).await;
-        let commit = Commit { lanes: Some(moved(handler, token, &batch)), ..Commit::default() };
-        self.store.commit(batch.connection, commit).await.unwrap();
+        loop {
+            let (token, batch) = self.read(handler, false).await;
+            let done = batch.rows.is_empty();
+            let commit = Commit { lanes: Some(moved(handler, token, &batch)), ..Commit::default() };
+            self.store.commit(batch.connection, commit).await.unwrap();
+            self.store.release(handler, token).await.unwrap();
+            if done {
+                return;
+            }
+        }
     }
 
     /// Gives these messages rows of their own, in a transaction of their own.

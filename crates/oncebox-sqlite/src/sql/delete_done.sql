@@ -2,4 +2,4 @@
 delete from {prefix}delivery
 where handler = ?1 and state = 0
   and (id, token, attempts) in (select value ->> 0, value ->> 1, value ->> 2 from json_each(?2))
-returning id, key
+returning key

@@ -5,4 +5,4 @@ set state = settled.value ->> 3, token = null, due_at = {now} + (settled.value -
 from json_each(?3) as settled
 where {prefix}delivery.id = settled.value ->> 0 and {prefix}delivery.handler = ?2 and {prefix}delivery.state = 0
   and {prefix}delivery.token = settled.value ->> 1 and {prefix}delivery.attempts = settled.value ->> 2
-returning id, key, state
+returning key, state

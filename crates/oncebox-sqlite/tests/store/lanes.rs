@@ -88,14 +88,14 @@ async fn lanes_are_read_in_the_order_asked_for_up_to_their_bound_and_limit() {
     fixture.receive((0..20).map(|n| text(&format!("{n}")).key(&keys[n % 2])).collect()).await;
     fixture.store.claim(&claim("h", 1)).await.unwrap();
     let mut lanes = [LaneBound { lane: first, upto: None }, LaneBound { lane: second, upto: None }];
-    let read = |lanes, limit| {
+    let read = |lanes: [LaneBound; 2], limit| {
         let store = fixture.store.clone();
         async move {
             let kinds = every_kind();
             let read = ReadLanes {
                 handler: "h",
                 token: Token(1),
-                lanes,
+                lanes: &lanes,
                 limit,
                 kinds: &kinds,
                 ordered: false,
@@ -106,12 +106,12 @@ async fn lanes_are_read_in_the_order_asked_for_up_to_their_bound_and_limit() {
             batch.rows.iter().map(|row| (row.lane, row.seq)).collect::<Vec<_>>()
         }
     };
-    let rows = read(&lanes, 15).await;
+    let rows = read(lanes, 15).await;
     assert_eq!(rows.len(), 15);
     assert!(rows[..10].iter().all(|row| row.0 == first) && rows[10..].iter().all(|row| row.0 == second));
     assert!(rows[..10].is_sorted() && rows[10..].is_sorted());
     lanes[0].upto = Some(rows[2].1);
-    let rows = read(&lanes, 100).await;
+    let rows = read(lanes, 100).await;
     assert_eq!(rows.iter().filter(|row| row.0 == first).count(), 3);
     assert_eq!(rows.len(), 13);
 }
@@ -121,7 +121,11 @@ async fn unwanted_kinds_come_without_their_content() {
     let fixture = fixture().await;
     fixture.register("h", false).await;
     fixture
-        .receive(["order.placed", "order.paid", "page.viewed", "pager", "page."].map(|kind| Message::new(kind, "x")).to_vec())
+        .receive(
+            ["order.placed", "order.paid", "page.viewed", "pager", "page."]
+                .map(|kind| Message::new(kind, "x"))
+                .to_vec(),
+        )
         .await;
     let mut kinds = Kinds::default();
     kinds.add("order.placed").unwrap();
@@ -144,7 +148,8 @@ async fn unwanted_kinds_come_without_their_content() {
         limits: LIMITS,
     };
     let batch = fixture.store.begin_lanes(&read).await.unwrap().unwrap();
-    let mut wanted: Vec<_> = batch.rows.iter().filter_map(|row| row.message.as_ref()).map(|m| m.kind.clone()).collect();
+    let mut wanted: Vec<_> =
+        batch.rows.iter().filter_map(|row| row.message.as_ref()).map(|m| m.kind.clone()).collect();
     wanted.sort();
     assert_eq!(batch.rows.len(), 5);
     assert_eq!(wanted, ["order.placed", "page.", "page.viewed"]);

@@ -13,7 +13,9 @@ mod transactions;
 use std::time::Duration;
 
 use oncebox_core::clock::ClockShift;
-use oncebox_core::store::{Arrival, Claim, Commit, LaneBound, LaneRow, MoveLanes, ReadLanes, Registration, Token, TxLimits};
+use oncebox_core::store::{
+    Arrival, Claim, Commit, LaneBound, LaneRow, MoveLanes, ReadLanes, Registration, Token, TxLimits,
+};
 use oncebox_core::{Kinds, Message, Store};
 use oncebox_sqlite::{SqliteStore, SqliteTransaction};
 use sqlx::Row;
@@ -38,7 +40,10 @@ pub async fn fixture() -> Fixture {
     let clock = ClockShift::default();
     let store = SqliteStore::open(&path(&directory)).await.unwrap().with_clock(clock.clone());
     store.migrate().await.unwrap();
-    sqlx::raw_sql("create table effect (id integer primary key, note text unique)").execute(store.pool()).await.unwrap();
+    sqlx::raw_sql("create table effect (id integer primary key, note text unique)")
+        .execute(store.pool())
+        .await
+        .unwrap();
     Fixture { store, clock, directory }
 }
 
@@ -63,11 +68,7 @@ impl Fixture {
 
     /// Claims every lane of a handler that has work and reads it.
     pub async fn batch(&self, handler: &str, token: Token) -> (SqliteTransaction, Vec<LaneRow>) {
-        let claimed = self
-            .store
-            .claim(&Claim { handler, token, lanes: 32, limit: 1000 })
-            .await
-            .unwrap();
+        let claimed = self.store.claim(&Claim { handler, token, lanes: 32, limit: 1000 }).await.unwrap();
         let lanes: Vec<LaneBound> =
             claimed.iter().map(|claimed| LaneBound { lane: claimed.lane, upto: None }).collect();
         let read = ReadLanes {
@@ -105,6 +106,7 @@ pub fn moved(handler: &str, token: Token, rows: &[LaneRow]) -> Commit {
         let position = positions.entry(row.lane).or_default();
         *position = row.seq.max(*position);
     }
-    let lanes = MoveLanes { handler: handler.into(), token, positions: positions.into_iter().collect(), keep: false };
+    let lanes =
+        MoveLanes { handler: handler.into(), token, positions: positions.into_iter().collect(), keep: false };
     Commit { lanes: Some(lanes), ..Commit::default() }
 }

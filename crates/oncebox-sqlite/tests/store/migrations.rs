@@ -79,7 +79,10 @@ async fn missing_newer_and_changed_schemas_are_refused() {
         assert_eq!(error.kind(), ErrorKind::Schema);
         assert!(error.to_string().contains("another text"), "{error}");
     }
-    sqlx::query("insert into oncebox_migration values (99, 'later', 'x', 0)").execute(store.pool()).await.unwrap();
+    sqlx::query("insert into oncebox_migration values (99, 'later', 'x', 0)")
+        .execute(store.pool())
+        .await
+        .unwrap();
     sqlx::query("delete from oncebox_migration where version = 1").execute(store.pool()).await.unwrap();
     for error in [store.migrate().await.unwrap_err(), store.register(&[]).await.unwrap_err()] {
         assert_eq!(error.kind(), ErrorKind::Schema);
@@ -121,9 +124,8 @@ async fn the_files_belong_to_their_owner_only() {
 #[tokio::test]
 async fn settings_that_lose_messages_are_refused_unless_allowed() {
     let fixture = fixture().await;
-    let options = |synchronous| {
-        SqliteConnectOptions::new().filename(path(&fixture.directory)).synchronous(synchronous)
-    };
+    let options =
+        |synchronous| SqliteConnectOptions::new().filename(path(&fixture.directory)).synchronous(synchronous);
     for (synchronous, right) in [
         (SqliteSynchronous::Off, false),
         (SqliteSynchronous::Normal, false),

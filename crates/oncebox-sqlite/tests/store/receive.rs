@@ -10,10 +10,11 @@ fn arrivals(messages: impl IntoIterator<Item = Message>) -> Vec<Arrival> {
 
 #[tokio::test]
 async fn verdicts_come_in_order_and_conflicts_are_kept() {
+    use Received::{Conflict, Duplicate, New};
     let fixture = fixture().await;
     let first = arrivals((0..300).map(|n| text(&n.to_string())));
     let received = fixture.store.receive(&first).await.unwrap();
-    assert_eq!(received, vec![Received::New; 300]);
+    assert_eq!(received, vec![New; 300]);
 
     let again = arrivals([
         text("new-1"),
@@ -23,7 +24,6 @@ async fn verdicts_come_in_order_and_conflicts_are_kept() {
         Message::new("other", "body of 9").id("9").scope("tests"),
         text("10"),
     ]);
-    use Received::{Conflict, Duplicate, New};
     assert_eq!(
         fixture.store.receive(&again).await.unwrap(),
         [New, Duplicate, Conflict, New, Conflict, Duplicate]
@@ -44,7 +44,10 @@ async fn bytes_come_out_as_they_went_in() {
     fixture.register("h", false).await;
     let at = jiff::Timestamp::from_microsecond(1_900_000_000_123_456).unwrap();
     let messages = vec![
-        Message::new("k", vec![0, 159, 146, 150, 0, 255]).id("nul and no utf-8").key("k").header("a", vec![0, 255]),
+        Message::new("k", vec![0, 159, 146, 150, 0, 255])
+            .id("nul and no utf-8")
+            .key("k")
+            .header("a", vec![0, 255]),
         Message::new("k", Vec::new()).id("empty").header("a", "1").header("A", "2"),
         Message::new("k", vec![7; 3_000_000]).id("large").not_before(at),
         Message::new("ключ", "'; drop table x; --").id("\u{1f980} ' \" \\ %_").key("' or 1=1"),
@@ -106,7 +109,8 @@ async fn inline_arrivals_are_seen_when_their_transaction_commits_and_not_before(
     let fixture = fixture().await;
     fixture.receive(vec![text("stored")]).await;
     let later = jiff::Timestamp::now() + jiff::SignedDuration::from_hours(1);
-    let all = arrivals([text("a"), text("stored"), text("stored").scope("x"), text("later").not_before(later)]);
+    let all =
+        arrivals([text("a"), text("stored"), text("stored").scope("x"), text("later").not_before(later)]);
     let conflicting = arrivals([Message::new("test", "x").id("stored").scope("tests")]);
     let inline = ReadInline { arrivals: &all, ordered: &["h"], limits: LIMITS };
     for _ in 0..2 {
@@ -151,7 +155,9 @@ async fn once_and_publish_need_a_transaction() {
     let mut tx = connection.begin().await.unwrap();
     assert_eq!(store.once(&mut tx, "import", "raw").await.unwrap(), Once::First);
     store.publish(&mut tx, &[text("out"), text("out-2").to("kafka")]).await.unwrap();
-    for (handler, id) in [("", "a"), ("h", ""), ("h", "a\0b"), (&*"h".repeat(101), "a"), ("h", &*"i".repeat(513))] {
+    for (handler, id) in
+        [("", "a"), ("h", ""), ("h", "a\0b"), (&*"h".repeat(101), "a"), ("h", &*"i".repeat(513))]
+    {
         assert_eq!(store.once(&mut tx, handler, id).await.unwrap_err().kind(), ErrorKind::Invalid);
     }
     let small = store.clone().payload_limit(3);

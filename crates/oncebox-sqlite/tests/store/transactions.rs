@@ -19,7 +19,9 @@ async fn assert_fenced(fixture: &Fixture, tx: SqliteTransaction) {
     assert_eq!(fixture.number("select count(*) from oncebox_outbox").await, 0);
     // The next transaction on the same connection works.
     let mut tx = fixture.store.begin_plain(LIMITS).await.unwrap();
-    run(&mut tx, "insert into effect (note) values ('next'); delete from effect where note = 'next'").await.unwrap();
+    run(&mut tx, "insert into effect (note) values ('next'); delete from effect where note = 'next'")
+        .await
+        .unwrap();
     fixture.store.commit(tx, Commit::default()).await.unwrap();
 }
 
@@ -109,8 +111,7 @@ async fn an_error_at_commit_is_reported_and_nothing_is_kept() {
 }
 
 const RUNAWAY: &str = "with recursive n (x) as (select 1 union all select x + 1 from n) select max(x) from n";
-const RUNAWAY_WRITE: &str =
-    "with recursive n (x) as (select 1 union all select x + 1 from n) insert into effect (note) select 'x' || x from n";
+const RUNAWAY_WRITE: &str = "with recursive n (x) as (select 1 union all select x + 1 from n) insert into effect (note) select 'x' || x from n";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_runaway_statement_is_interrupted_and_the_write_lock_is_free() {
@@ -144,7 +145,8 @@ async fn many_short_statements_may_take_longer_than_the_limit_of_one() {
 async fn a_dropped_handler_stops_its_statement_and_frees_the_write_lock() {
     let fixture = fixture().await;
     for by_rollback in [true, false] {
-        let mut tx = fixture.store.begin_plain(TxLimits { statement: Duration::from_secs(60) }).await.unwrap();
+        let mut tx =
+            fixture.store.begin_plain(TxLimits { statement: Duration::from_secs(60) }).await.unwrap();
         tokio::time::timeout(Duration::from_millis(50), run(&mut tx, RUNAWAY_WRITE)).await.unwrap_err();
         let started = Instant::now();
         if by_rollback {
@@ -193,7 +195,11 @@ async fn writers_wait_without_emptying_a_pool_of_one() {
     let tx = store.begin_plain(LIMITS).await.unwrap();
     let waiting = tokio::spawn({
         let store = store.clone();
-        async move { store.add_counts(&[oncebox_core::store::Count { handler: "h".into(), name: "n".into(), value: 1 }]).await }
+        async move {
+            store
+                .add_counts(&[oncebox_core::store::Count { handler: "h".into(), name: "n".into(), value: 1 }])
+                .await
+        }
     });
     assert_eq!(store.handlers().await.unwrap().len(), 1);
     store.commit(tx, Commit::default()).await.unwrap();

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 /// A list of (what, id, detail), appended to by any number of processes.
 #[derive(Debug, Clone)]
-pub struct Journal {
+pub(crate) struct Journal {
     path: PathBuf,
     /// Removes the file with the last clone; only the process that made it does.
     _directory: Option<Arc<TempDir>>,

@@ -34,7 +34,7 @@ pub(crate) const IMPORT: &str = "file-1";
 pub(crate) const DIRECT: &str = "direct-1";
 
 /// What the handlers share.
-pub struct App<T: Subject> {
+pub(crate) struct App<T: Subject> {
     pub(crate) journal: Journal,
     store: Faulty<T::Store>,
     mended: AtomicBool,

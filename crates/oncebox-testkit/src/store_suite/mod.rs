@@ -1,13 +1,18 @@
 //! What every store must do, case by case. The names are the rules.
 //!
-//! Each case is an `async fn` that takes a fresh [`Subject`]. To add one, write it in the file of its topic and add its
-//! name to the list in [`store_suite!`](crate::store_suite): a case that is not listed does not compile without a
-//! warning, because nothing uses it.
+//! Each case is an `async fn` that takes a fresh [`Subject`](crate::Subject). To add one, write it in the file of its
+//! topic and add its name to the list in [`store_suite!`](crate::store_suite); a test here fails when it is missing.
 
-mod fixtures;
-
+pub mod batches;
+pub mod dead_letters;
 pub mod failing;
+mod fixtures;
+pub mod handlers;
+pub mod identity;
+pub mod ordering;
+pub mod payloads;
 pub mod receiving;
+pub mod retrying;
 
 /// Runs every case of the store suite as a test of its own: `store_suite!(MySubject);`.
 #[macro_export]
@@ -15,6 +20,113 @@ macro_rules! store_suite {
     ($subject:ty) => {
         $crate::cases! { $subject, store_suite, receiving:
             a_new_message_is_stored_and_a_copy_is_a_duplicate,
+            no_messages_get_no_answers,
+            copies_in_one_call_are_one_message,
+            every_message_of_a_long_call_gets_its_own_answer,
+            copies_received_at_the_same_time_are_one_message,
+            batches_in_opposite_order_do_not_deadlock,
+            a_known_id_with_other_bytes_is_a_conflict_that_is_kept,
+            a_conflict_within_one_call_is_told_from_a_copy,
+            what_was_received_is_there_for_the_next_process,
+        }
+        $crate::cases! { $subject, store_suite, identity:
+            the_same_id_in_two_scopes_is_two_messages,
+            scope_and_id_do_not_run_together,
+            ids_are_compared_byte_by_byte,
+            ids_that_look_like_numbers_are_texts,
+            an_empty_id_is_refused,
+            the_longest_ids_and_keys_are_told_apart_by_their_last_byte,
+            a_row_the_database_cannot_hold_is_never_ignored,
+            only_the_message_id_decides_what_is_a_duplicate,
+            a_handler_sees_scope_id_kind_and_key_as_they_came,
+        }
+        $crate::cases! { $subject, store_suite, payloads:
+            payload_bytes_come_out_as_they_went_in,
+            dead_letters_and_conflicts_keep_their_bytes,
+            outgoing_bytes_are_sent_as_they_were_published,
+            headers_come_out_as_they_went_in,
+            a_payload_that_cannot_be_read_is_dead_at_once,
+            a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_not,
+        }
+        $crate::cases! { $subject, store_suite, handlers:
+            arguments_come_in_any_order,
+            a_batch_handler_gets_many_messages_in_one_call,
+            each_handler_of_a_message_is_remembered_on_its_own,
+            a_handler_gets_the_kinds_it_asked_for,
+            a_handler_added_later_starts_at_the_end,
+            a_handler_added_from_the_start_gets_the_whole_log,
+            a_renamed_handler_goes_on_where_it_was,
+            a_kind_nobody_wants_is_stored_and_counted,
+            registering_from_many_processes_at_once_is_safe,
+            a_forgotten_handler_leaves_nothing,
+            the_status_of_a_handler_says_what_waits,
+        }
+        $crate::cases! { $subject, store_suite, failing:
+            an_error_leaves_nothing_behind_and_the_message_runs_again,
+            a_panic_is_a_failure_like_any_other,
+            a_timeout_is_a_failure_that_frees_the_locks,
+            a_handler_that_never_returns_is_stopped_by_its_timeout,
+            a_permanent_failure_is_dead_at_once,
+            a_failure_can_choose_when_to_come_again,
+            a_swallowed_sql_error_never_loses_the_effect,
+            a_handler_that_ends_its_transaction_has_failed,
+            an_error_at_commit_is_a_failure,
+            a_handler_that_keeps_its_transaction_has_failed,
+            any_error_text_is_kept,
+        }
+        $crate::cases! { $subject, store_suite, batches:
+            a_failing_message_leaves_its_neighbours_unharmed,
+            a_message_that_spoils_the_commit_is_found,
+            a_message_that_ends_the_transaction_is_found,
+            a_batch_with_a_bad_message_is_split_until_it_is_alone,
+            a_failing_message_among_rows_of_their_own_leaves_the_others_unharmed,
+            a_long_lane_is_run_batch_by_batch,
+        }
+        $crate::cases! { $subject, store_suite, retrying:
+            the_wait_between_attempts_grows_by_the_database_clock,
+            the_clock_of_the_client_does_not_matter,
+            a_wait_begins_when_it_is_written,
+            attempts_are_counted_from_one,
+            an_attempt_that_died_with_its_process_counts,
+            a_delivery_whose_last_attempt_died_is_dead,
+            a_begun_transaction_that_is_dropped_leaves_nothing_open,
+        }
+        $crate::cases! { $subject, store_suite, dead_letters:
+            after_its_last_attempt_a_delivery_is_dead_with_all_it_came_with,
+            a_replayed_dead_letter_runs_again_from_the_first_attempt,
+            a_replay_that_fails_again_is_dead_again,
+            a_replay_touches_only_what_its_filter_matches,
+            deliveries_are_listed_page_by_page,
+            a_replay_keeps_the_order_of_a_key,
+            a_discarded_dead_letter_is_given_up_with_its_reason,
+            what_is_alive_is_neither_replayed_nor_discarded,
+        }
+        $crate::cases! { $subject, store_suite, ordering:
+            messages_behind_a_failing_one_of_their_key_are_held,
+            other_keys_and_messages_without_a_key_go_on,
+            a_handler_that_is_not_ordered_holds_nothing,
+            a_dead_letter_lets_its_key_go_on,
+            order_is_kept_by_concurrent_runners,
+            order_is_kept_outside_the_database,
+            an_inline_message_waits_behind_its_key,
         }
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    #[test]
+    fn every_case_is_listed() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store_suite");
+        let listed = std::fs::read_to_string(folder.join("mod.rs")).unwrap();
+        for file in std::fs::read_dir(&folder).unwrap() {
+            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            for case in text.lines().filter_map(|line| line.strip_prefix("pub async fn ")) {
+                let name = case.split(['<', '(']).next().unwrap_or_default();
+                assert!(listed.contains(&format!(" {name},\n")), "`{name}` is in no list");
+            }
+        }
+    }
 }

@@ -1,19 +1,147 @@
 //! Receiving: new, duplicate, conflict.
 
-use oncebox_core::{Inbox, Message, Received, handler, run};
+use std::sync::Arc;
 
-use crate::ledger::Verdict;
-use crate::subject::{Subject, recording};
+use oncebox_core::{Inbox, Message, Received, Store, handler};
+use tokio::sync::Barrier;
+use tokio::task::JoinSet;
+
+use super::fixtures::{KIND, assert_once, drain, message, notes, numbered, receive, registered};
+use crate::ledger::Effect;
+use crate::subject::{Subject, TxOf, recording};
 
 /// The plainest case of all.
 pub async fn a_new_message_is_stored_and_a_copy_is_a_duplicate<T: Subject>(subject: T) {
-    let inbox = Inbox::new(subject.store()).on("order.placed", handler("charge", recording::<T>("charge")));
-    run(inbox.clone()).drain().await.unwrap();
-    let message = Message::new("order.placed", "{}").id("order-1");
+    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
 
-    assert_eq!(inbox.receive(&[message.clone()]).await.unwrap(), [Received::New]);
-    assert_eq!(inbox.receive(&[message]).await.unwrap(), [Received::Duplicate]);
-    run(inbox).drain().await.unwrap();
+    assert_eq!(inbox.receive(&[message("a")]).await.unwrap(), [Received::New]);
+    assert_eq!(inbox.receive(&[message("a")]).await.unwrap(), [Received::Duplicate]);
+    drain(&inbox).await;
+    assert_eq!(inbox.receive(&[message("a")]).await.unwrap(), [Received::Duplicate], "also once it is done");
+    drain(&inbox).await;
 
-    Verdict::of(&subject.effects().await, ["order-1"], &["charge"]).assert_clean();
+    assert_once(&subject, &[message("a")], &["charge"]).await;
+}
+
+/// An empty call is no error.
+pub async fn no_messages_get_no_answers<T: Subject>(subject: T) {
+    assert_eq!(Inbox::new(subject.store()).receive(&[]).await.unwrap(), []);
+}
+
+/// B8.
+pub async fn copies_in_one_call_are_one_message<T: Subject>(subject: T) {
+    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+
+    let answers = inbox.receive(&[message("a"), message("a"), message("b")]).await.unwrap();
+    assert_eq!(answers, [Received::New, Received::Duplicate, Received::New]);
+    drain(&inbox).await;
+
+    assert_once(&subject, &[message("a"), message("b")], &["charge"]).await;
+}
+
+/// More than fits into one statement, with duplicates among them.
+pub async fn every_message_of_a_long_call_gets_its_own_answer<T: Subject>(subject: T) {
+    let inbox = Inbox::new(subject.store());
+    let messages = numbered(2500);
+    let known: Vec<Message> = messages.iter().step_by(3).cloned().collect();
+    receive(&inbox, &known).await;
+
+    let answers = inbox.receive(&messages).await.unwrap();
+    for (number, answer) in answers.iter().enumerate() {
+        let expected = if number % 3 == 0 { Received::Duplicate } else { Received::New };
+        assert_eq!(*answer, expected, "message {number}");
+    }
+    assert_eq!(answers.len(), messages.len());
+}
+
+/// B1: nobody looks first and writes later.
+pub async fn copies_received_at_the_same_time_are_one_message<T: Subject>(subject: T) {
+    let first = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    // Another handle, as another process has it, so that the calls do not share a statement.
+    let second = Inbox::new(subject.reopen().await);
+    let messages = numbered(20);
+    for message in &messages {
+        let barrier = Arc::new(Barrier::new(4));
+        let mut calls = JoinSet::new();
+        for number in 0..4 {
+            let (barrier, message) = (barrier.clone(), message.clone());
+            let inbox = if number % 2 == 0 { first.clone() } else { Inbox::clone(&second) };
+            calls.spawn(async move {
+                barrier.wait().await;
+                inbox.receive(&[message]).await.unwrap()[0]
+            });
+        }
+        let answers = calls.join_all().await;
+        let new = answers.iter().filter(|answer| **answer == Received::New).count();
+        let duplicates = answers.iter().filter(|answer| **answer == Received::Duplicate).count();
+        assert_eq!((new, duplicates), (1, 3));
+    }
+    drain(&first).await;
+    assert_once(&subject, &messages, &["charge"]).await;
+}
+
+/// B9.
+pub async fn batches_in_opposite_order_do_not_deadlock<T: Subject>(subject: T) {
+    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let other = Inbox::new(subject.reopen().await);
+    let mut all = Vec::new();
+    for round in 0..20 {
+        let forth: Vec<Message> = (0..20).map(|number| message(format!("{round}-{number:02}"))).collect();
+        let back: Vec<Message> = forth.iter().rev().cloned().collect();
+        let (one, two) = tokio::join!(inbox.receive(&forth), other.receive(&back));
+        let answers = [one.unwrap(), two.unwrap()].concat();
+        assert_eq!(answers.iter().filter(|answer| **answer == Received::New).count(), 20, "round {round}");
+        all.extend(forth);
+    }
+    drain(&inbox).await;
+    assert_once(&subject, &all, &["charge"]).await;
+}
+
+/// B25.
+pub async fn a_known_id_with_other_bytes_is_a_conflict_that_is_kept<T: Subject>(subject: T) {
+    let write_payload = |mut tx: TxOf<T>, message: Message| async move {
+        let note = String::from_utf8_lossy(&message.payload).into_owned();
+        T::record(&mut tx, Effect { note, ..Effect::of("charge", &message) }).await
+    };
+    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", write_payload))).await;
+    let with = |payload: &'static str| Message::new(KIND, payload).id("a").key("k").header("tenant", "acme");
+
+    receive(&inbox, &[with("100 cents")]).await;
+    let answers = inbox.receive(&[with("900 cents"), message("b")]).await.unwrap();
+    assert_eq!(answers, [Received::Conflict, Received::New], "its neighbour is stored all the same");
+    assert_eq!(inbox.receive(&[with("900 cents")]).await.unwrap(), [Received::Conflict]);
+    assert_eq!(inbox.receive(&[with("100 cents")]).await.unwrap(), [Received::Duplicate]);
+    drain(&inbox).await;
+
+    assert_eq!(notes(&subject, "charge").await.iter().filter(|note| note.ends_with("cents")).count(), 1);
+    assert!(notes(&subject, "charge").await.contains(&"100 cents".to_owned()), "the first one counts");
+    let conflicts = inbox.store().conflicts(10).await.unwrap();
+    assert_eq!(conflicts.len(), 1, "a copy of a conflict is the same conflict");
+    assert_eq!(conflicts[0].message, with("900 cents").scope("default"));
+}
+
+/// B25, within one statement.
+pub async fn a_conflict_within_one_call_is_told_from_a_copy<T: Subject>(subject: T) {
+    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let with = |payload: &'static str| Message::new(KIND, payload).id("a");
+
+    let answers = inbox.receive(&[with("1"), with("2"), with("1"), with("3")]).await.unwrap();
+    assert_eq!(answers, [Received::New, Received::Conflict, Received::Duplicate, Received::Conflict]);
+    drain(&inbox).await;
+
+    assert_once(&subject, &[with("1")], &["charge"]).await;
+    assert_eq!(inbox.store().conflicts(10).await.unwrap().len(), 2);
+}
+
+/// What was answered is on disk: a new process finds it.
+pub async fn what_was_received_is_there_for_the_next_process<T: Subject>(subject: T) {
+    let inbox = |store| Inbox::new(store).on(KIND, handler("charge", recording::<T>("charge")));
+    let first = registered(inbox(subject.store())).await;
+    receive(&first, &numbered(10)).await;
+    drop(first);
+
+    let second = inbox(subject.reopen().await);
+    assert_eq!(second.receive(&numbered(10)).await.unwrap(), [Received::Duplicate; 10]);
+    drain(&second).await;
+    assert_once(&subject, &numbered(10), &["charge"]).await;
 }

@@ -1,0 +1,364 @@
+//! The measurements: each round measures everything once, on fresh tables, the members of a pair next to each other.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::try_join_all;
+use indicatif::{ProgressBar, ProgressStyle};
+use oncebox::{Batch, Failure, Inbox, Message, Store, Tx, handler, run};
+use tokio::sync::oneshot;
+
+use crate::bench::cost::counting;
+use crate::bench::report::{Cost, Floor, Latency, Oncebox, Recipe, Report};
+use crate::bench::yard::{Row, Yard};
+use crate::target::Place;
+
+/// Messages per statement when ingesting, and per transaction when processing; the same everywhere.
+const BATCH: usize = 1000;
+/// How many callers ingest one by one.
+const CALLERS: usize = 8;
+/// The payload, in bytes.
+const PAYLOAD: usize = 210;
+/// How many idle latencies are measured.
+const LATENCIES: usize = 200;
+
+pub(crate) struct Plan {
+    pub(crate) messages: usize,
+    pub(crate) rounds: u64,
+    pub(crate) quiet: bool,
+}
+
+type Tables<T> = <<T as crate::target::Target>::Store as Store>::Connection;
+
+/// Measures everything and removes its tables again.
+pub(crate) async fn all<T: Yard>(place: &Place, plan: &Plan) -> Result<Report, String> {
+    let steps = plan.rounds * 12 + 2;
+    let bar = if plan.quiet { ProgressBar::hidden() } else { ProgressBar::new(steps) };
+    if let Ok(style) = ProgressStyle::with_template("{bar:40.green} {pos}/{len}  {msg}  {elapsed}") {
+        bar.set_style(style);
+    }
+    let mut rounds = Vec::new();
+    for _ in 0..plan.rounds {
+        rounds.push(on_fresh_tables::<T, _, _>(place, async |yard| round(&yard, plan, &bar).await).await?);
+    }
+    bar.set_message("latency");
+    let latency_ms = on_fresh_tables::<T, _, _>(place, async |yard| latency(place, &yard).await).await?;
+    bar.inc(1);
+    bar.set_message("cost");
+    let cost = on_fresh_tables::<T, _, _>(place, async |yard| cost(&yard, plan).await).await?;
+    bar.finish_and_clear();
+    let median = |pick: fn(&Round) -> f64| {
+        let mut values: Vec<f64> = rounds.iter().map(pick).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2].round()
+    };
+    Ok(Report {
+        store: if place.is_postgres() { "postgres" } else { "sqlite" }.to_owned(),
+        messages: plan.messages,
+        floor: Floor {
+            insert: median(|round| round.floor_insert),
+            handler_loop: median(|round| round.floor_loop),
+            handler_batch: median(|round| round.floor_batch),
+        },
+        recipe: Recipe {
+            ingest: median(|round| round.recipe_ingest),
+            process: median(|round| round.recipe_process),
+            process_batch: median(|round| round.recipe_process_batch),
+        },
+        oncebox: Oncebox {
+            ingest_batch: median(|round| round.ingest_batch),
+            ingest_single: median(|round| round.ingest_single),
+            ingest_duplicates: median(|round| round.ingest_duplicates),
+            process: median(|round| round.process),
+            process_batch: median(|round| round.process_batch),
+            inline: median(|round| round.inline),
+        },
+        latency_ms,
+        cost,
+    })
+}
+
+async fn on_fresh_tables<T: Yard, R, F>(place: &Place, work: F) -> Result<R, String>
+where
+    F: AsyncFnOnce(T) -> Result<R, String>,
+{
+    let yard = T::open(place, 12).await?;
+    yard.create().await?;
+    yard.lay_out().await.map_err(|error| error.to_string())?;
+    let result = work(yard.clone()).await;
+    let removed = yard.remove().await;
+    let result = result?;
+    removed?;
+    Ok(result)
+}
+
+#[derive(Debug, Default)]
+struct Round {
+    floor_insert: f64,
+    floor_loop: f64,
+    floor_batch: f64,
+    recipe_ingest: f64,
+    recipe_process: f64,
+    recipe_process_batch: f64,
+    ingest_batch: f64,
+    ingest_single: f64,
+    ingest_duplicates: f64,
+    process: f64,
+    process_batch: f64,
+    inline: f64,
+}
+
+async fn round<T: Yard>(yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Round, String> {
+    let mut figures = Round::default();
+    let fast = plan.messages;
+    // What commits one by one is many times slower.
+    let slow = (plan.messages / 10).max(500);
+    let step = |name: &'static str| {
+        bar.set_message(name);
+        bar.inc(1);
+    };
+
+    let single = single_inbox(yard, "single");
+    run(single.clone()).drain().await.map_err(text)?;
+    step("bare insert");
+    let rows = rows("floor", fast);
+    figures.floor_insert = rate(fast, async {
+        for chunk in rows.chunks(BATCH) {
+            yard.floor_insert(chunk).await.map_err(text)?;
+        }
+        Ok(())
+    })
+    .await?;
+    step("ingest");
+    let stored = messages("single", fast);
+    figures.ingest_batch = rate(fast, receive(&single, &stored)).await?;
+    step("duplicates");
+    figures.ingest_duplicates = rate(fast, receive(&single, &stored)).await?;
+
+    step("bare handler loop");
+    let ids: Vec<String> = (0..fast).map(|number| format!("loop-{number}")).collect();
+    figures.floor_loop = rate(fast, async {
+        for chunk in ids.chunks(BATCH) {
+            yard.floor_loop(chunk).await.map_err(text)?;
+        }
+        Ok(())
+    })
+    .await?;
+    step("process");
+    figures.process = rate(fast, async { run(single.clone()).drain().await.map_err(text) }).await?;
+
+    step("recipe");
+    for chunk in self::rows("recipe", fast).chunks(BATCH) {
+        yard.recipe_fill(chunk).await.map_err(text)?;
+    }
+    figures.recipe_process = rate(fast, recipe(yard, false)).await?;
+    step("bare set-based");
+    let ids: Vec<String> = (0..fast).map(|number| format!("set-{number}")).collect();
+    figures.floor_batch = rate(fast, async {
+        for chunk in ids.chunks(BATCH) {
+            yard.floor_batch(chunk).await.map_err(text)?;
+        }
+        Ok(())
+    })
+    .await?;
+    let batch = batch_inbox(yard, "set");
+    run(batch.clone()).drain().await.map_err(text)?;
+    receive(&batch, &messages("set", fast)).await?;
+    step("process, set-based");
+    figures.process_batch = rate(fast, async { run(batch.clone()).drain().await.map_err(text) }).await?;
+    step("recipe, set-based");
+    for chunk in self::rows("recipe-set", fast).chunks(BATCH) {
+        yard.recipe_fill(chunk).await.map_err(text)?;
+    }
+    figures.recipe_process_batch = rate(fast, recipe(yard, true)).await?;
+
+    step("recipe, one by one");
+    let singles = self::rows("recipe-single", slow);
+    figures.recipe_ingest = rate(slow, async {
+        let callers = singles.chunks(slow.div_ceil(CALLERS)).map(|own| async move {
+            for row in own {
+                yard.recipe_ingest(row).await.map_err(text)?;
+            }
+            Ok::<(), String>(())
+        });
+        try_join_all(callers).await.map(|_| ())
+    })
+    .await?;
+    step("one by one");
+    let singles = messages("one", slow);
+    let one = &single;
+    figures.ingest_single = rate(slow, async {
+        let callers = singles.chunks(slow.div_ceil(CALLERS)).map(|own| async move {
+            for message in own {
+                one.receive(std::slice::from_ref(message)).await.map_err(text)?;
+            }
+            Ok::<(), String>(())
+        });
+        try_join_all(callers).await.map(|_| ())
+    })
+    .await?;
+    step("inline");
+    let inline = messages("inline", fast);
+    figures.inline = rate(fast, async {
+        for chunk in inline.chunks(BATCH) {
+            single.process_all(chunk.to_vec()).await.map_err(text)?;
+        }
+        Ok(())
+    })
+    .await?;
+    Ok(figures)
+}
+
+async fn recipe<T: Yard>(yard: &T, set_based: bool) -> Result<(), String> {
+    while yard.recipe_process(set_based).await.map_err(text)? > 0 {}
+    Ok(())
+}
+
+/// One message at a time into an idle runner of another process's making: its own pool, woken by hints only.
+async fn latency<T: Yard>(place: &Place, yard: &T) -> Result<Latency, String> {
+    let other = T::open(place, 4).await?;
+    let inbox = single_inbox(&other, "single");
+    let (stop, stopped) = oneshot::channel::<()>();
+    let runner = tokio::spawn(
+        run(inbox)
+            .concurrency(1)
+            .poll_every(Duration::from_secs(30))
+            .with_graceful_shutdown(async move {
+                let _ = stopped.await;
+            })
+            .into_future(),
+    );
+    let sender = Inbox::new(yard.store());
+    let mut times = Vec::with_capacity(LATENCIES);
+    for message in messages("latency", LATENCIES + 20) {
+        let id = message.id.clone();
+        let started = Instant::now();
+        sender.receive(&[message]).await.map_err(text)?;
+        while !yard.has_effect(&id).await.map_err(text)? {
+            if started.elapsed() > Duration::from_secs(60) {
+                return Err(format!("message `{id}` had no effect within a minute"));
+            }
+        }
+        times.push(started.elapsed().as_secs_f64() * 1000.0);
+        // Idle means idle: the runner has gone to sleep again, and no hint is being held back.
+        tokio::time::sleep(Duration::from_millis(15)).await;
+    }
+    let _ = stop.send(());
+    runner.await.map_err(text)?.map_err(text)?;
+    // The first ones warm up connections and prepared statements.
+    let mut times = times.split_off(20);
+    times.sort_by(f64::total_cmp);
+    let round = |value: f64| (value * 100.0).round() / 100.0;
+    Ok(Latency { p50: round(times[times.len() / 2]), p99: round(times[times.len() * 99 / 100]) })
+}
+
+/// Statements, commits, WAL and dead tuples per message.
+async fn cost<T: Yard>(yard: &T, plan: &Plan) -> Result<Cost, String> {
+    let single = single_inbox(yard, "single");
+    run(single.clone()).drain().await.map_err(text)?;
+    let few = 500;
+    // Warm up, so that preparing statements is not counted.
+    for message in messages("warm", 20) {
+        single.process(message).await.map_err(text)?;
+    }
+    let before = flushed(yard).await?;
+    let inline = messages("inline", few);
+    let (done, statements) = counting(async {
+        for message in inline {
+            single.process(message).await.map_err(text)?;
+        }
+        Ok::<(), String>(())
+    })
+    .await;
+    done?;
+    let after = flushed(yard).await?;
+    let per = |value: f64, count: usize| (value / count as f64 * 1000.0).round() / 1000.0;
+    // The handler's own transaction: begin, its one statement, commit.
+    let inline_statements = per(statements as f64 - 3.0 * few as f64, few);
+    let inline_commits = match (before, after) {
+        (Some(before), Some(after)) => Some(per(after.commits - before.commits - few as f64, few)),
+        _ => None,
+    };
+
+    receive(&single, &messages("warm-stored", BATCH)).await?;
+    run(single.clone()).drain().await.map_err(text)?;
+    let before = flushed(yard).await?;
+    let stored = messages("stored", plan.messages);
+    let (done, statements) = counting(async {
+        receive(&single, &stored).await?;
+        run(single.clone()).drain().await.map_err(text)
+    })
+    .await;
+    done?;
+    let after = flushed(yard).await?;
+    let count = plan.messages;
+    let server = before.zip(after);
+    Ok(Cost {
+        inline_statements: Some(inline_statements),
+        inline_commits,
+        stored_statements: Some(per(statements as f64 - count as f64, count)),
+        stored_commits: server.map(|(before, after)| per(after.commits - before.commits, count)),
+        wal_bytes: server.map(|(before, after)| per(after.wal_bytes - before.wal_bytes, count)),
+        dead_tuples: server.map(|(before, after)| per(after.dead_tuples - before.dead_tuples, count)),
+    })
+}
+
+/// A server gathers its figures from its sessions about once a second.
+async fn flushed<T: Yard>(yard: &T) -> Result<Option<crate::bench::report::ServerCost>, String> {
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    yard.server_cost().await.map_err(text)
+}
+
+fn single_inbox<T: Yard>(yard: &T, kind: &str) -> Inbox<T::Store> {
+    let schema = yard.schema().to_owned();
+    let insert = move |mut tx: Tx<Tables<T>>, message: Message| {
+        let schema = schema.clone();
+        async move {
+            T::effect(&mut tx, &schema, &message.id).await?;
+            Ok::<(), Failure>(())
+        }
+    };
+    Inbox::new(yard.store()).on(kind, handler("bench-single", insert).batch(BATCH))
+}
+
+fn batch_inbox<T: Yard>(yard: &T, kind: &str) -> Inbox<T::Store> {
+    let schema = yard.schema().to_owned();
+    let insert = move |mut tx: Tx<Tables<T>>, Batch(messages): Batch<Message>| {
+        let schema = schema.clone();
+        async move {
+            let ids = messages.into_iter().map(|message| message.id).collect();
+            T::effects_of(&mut tx, &schema, ids).await?;
+            Ok::<(), Failure>(())
+        }
+    };
+    Inbox::new(yard.store()).on(kind, handler("bench-batch", insert).batch(BATCH))
+}
+
+async fn receive<St: Store>(inbox: &Inbox<St>, messages: &[Message]) -> Result<(), String> {
+    for chunk in messages.chunks(BATCH) {
+        inbox.receive(chunk).await.map_err(text)?;
+    }
+    Ok(())
+}
+
+/// The names of messages and rows differ per measurement, so that none is another's duplicate.
+fn messages(name: &str, count: usize) -> Vec<Message> {
+    let kind = match name {
+        "set" => "set",
+        _ => "single",
+    };
+    (0..count).map(|number| Message::new(kind, vec![b'x'; PAYLOAD]).id(format!("{name}-{number}"))).collect()
+}
+
+fn rows(name: &str, count: usize) -> Vec<Row> {
+    (0..count).map(|number| Row { id: format!("{name}-{number}"), payload: vec![b'x'; PAYLOAD] }).collect()
+}
+
+async fn rate(count: usize, work: impl Future<Output = Result<(), String>>) -> Result<f64, String> {
+    let started = Instant::now();
+    work.await?;
+    Ok(count as f64 / started.elapsed().as_secs_f64())
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}

@@ -1,0 +1,58 @@
+//! `oncebox bench`: what the given store can do, beside the floor on the same server and the plain recipe.
+//!
+//! Timings are noisy, so only ratios measured side by side mean anything: every pair is measured in alternation,
+//! several rounds, and the median is taken.
+
+mod cost;
+mod measure;
+mod postgres;
+mod report;
+mod sqlite;
+mod yard;
+
+use clap::Args;
+use oncebox::clock::Seed;
+
+use crate::bench::report::Report;
+use crate::target::{PgTarget, Place, SqliteTarget};
+
+pub(crate) use cost::StatementCounter;
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The store: `sqlite:FILE` (a temporary file unless set) or `postgres://…`. Own tables, removed at the end.
+    #[arg(long)]
+    store: Option<String>,
+    /// How many messages each fast measurement handles; slow ones handle a part of them.
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1000..=10_000_000))]
+    messages: u64,
+    /// How many rounds; the median of them counts.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
+    rounds: u64,
+    /// Print the result as one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) async fn bench(options: Options) -> Result<bool, String> {
+    let folder = tempfile::tempdir().map_err(|error| format!("no temporary folder can be made: {error}"))?;
+    let url = match &options.store {
+        Some(url) => url.clone(),
+        None => format!("sqlite:{}", folder.path().join("bench.db").display()),
+    };
+    let place = Place { url, schema: format!("oncebox_bench_{:x}", Seed::from_system().next() >> 20) };
+    place.check()?;
+    let messages = usize::try_from(options.messages).map_err(|error| error.to_string())?;
+    let plan = measure::Plan { messages, rounds: options.rounds, quiet: options.json };
+    let report: Report = if place.is_postgres() {
+        measure::all::<PgTarget>(&place, &plan).await?
+    } else {
+        measure::all::<SqliteTarget>(&place, &plan).await?
+    };
+    if options.json {
+        println!("{}", serde_json::to_string(&report).map_err(|error| error.to_string())?);
+    } else {
+        report.print();
+    }
+    Ok(true)
+}

@@ -1,0 +1,59 @@
+//! What a database must be able to do beside Oncebox, to be compared with it.
+
+use std::future::Future;
+
+use oncebox::Store;
+
+use crate::bench::report::ServerCost;
+use crate::target::Target;
+
+/// The floor and the plain recipe on one database. All tables live beside the store's own and start empty.
+pub(crate) trait Yard: Target {
+    /// Tables for the floor and the recipe; each handler's effect is one row in `effect`.
+    fn lay_out(&self) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// One statement that inserts these rows into a table with one unique index.
+    fn floor_insert(&self, rows: &[Row]) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// One transaction with the handler's statement once per id.
+    fn floor_loop(&self, ids: &[String]) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// One transaction with the handler's set-based statement.
+    fn floor_batch(&self, ids: &[String]) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// One row, `on conflict do nothing`, committed by itself.
+    fn recipe_ingest(&self, row: &Row) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Fills the recipe's table with unprocessed rows, quickly.
+    fn recipe_fill(&self, rows: &[Row]) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// One batch of up to 1,000 rows: lock, handler, mark, commit. Answers how many.
+    fn recipe_process(&self, set_based: bool) -> impl Future<Output = Result<usize, sqlx::Error>> + Send;
+
+    /// The handler's statement, in Oncebox's transaction.
+    fn effect(
+        tx: &mut <Self::Store as Store>::Driver,
+        schema: &str,
+        id: &str,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// The handler's set-based statement, in Oncebox's transaction.
+    fn effects_of(
+        tx: &mut <Self::Store as Store>::Driver,
+        schema: &str,
+        ids: Vec<String>,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Whether this id has had its effect.
+    fn has_effect(&self, id: &str) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
+    /// What the server has counted so far, where it can tell.
+    fn server_cost(&self) -> impl Future<Output = Result<Option<ServerCost>, sqlx::Error>> + Send;
+}
+
+/// A message as the floor and the recipe store it.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    pub(crate) id: String,
+    pub(crate) payload: Vec<u8>,
+}

@@ -1,0 +1,2 @@
+-- touch.sql: changes nothing, but fails where writing is not allowed
+update {prefix}head set seq = seq

@@ -1,0 +1,5 @@
+//! What the suites of the test kit need to know about this store.
+
+mod subject;
+
+pub use subject::SqliteSubject;

@@ -1,0 +1,168 @@
+//! The relay when the sink misbehaves: nobody is blocked, nothing spins, nothing is lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncebox_core::{Counter, Error, Inbox, Message, Relay, SendFailure, Sink, Store, run};
+use tokio::sync::Notify;
+
+use super::fixtures::{HOUR, killed_at, start, ten_seconds};
+use crate::broker::{Manners, MemoryBroker};
+use crate::subject::Subject;
+use crate::wait::until;
+
+/// Messages `00`, `01`, …, with the keys given in turn; an empty one means none.
+async fn publish<T: Subject>(subject: &T, count: usize, keys: &[&str]) {
+    let messages: Vec<Message> = (0..count)
+        .map(|number| {
+            let message = Message::new("x", "x").id(format!("{number:02}"));
+            match keys[number % keys.len()] {
+                "" => message,
+                key => message.key(key),
+            }
+        })
+        .collect();
+    let mut own = subject.begin().await;
+    subject.store().publish(&mut own, &messages).await.unwrap();
+    T::commit(own).await;
+}
+
+fn ids_sent(broker: &MemoryBroker) -> Vec<String> {
+    broker.sent().into_iter().map(|message| message.id).collect()
+}
+
+/// B63.
+pub async fn an_unsendable_message_neither_blocks_nor_spins<T: Subject>(subject: T) {
+    let inbox = Inbox::new(subject.store());
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    broker.refuse([("03".to_owned(), SendFailure::Retry("nacked".to_owned()))]);
+    publish(&subject, 10, &[""]).await;
+    let relay = || Relay::new(broker.clone()).backoff(ten_seconds()).max_attempts(3);
+    run(inbox.clone()).relay(relay()).drain().await.unwrap();
+    run(inbox.clone()).relay(relay()).drain().await.unwrap();
+    assert_eq!(broker.sent().len(), 9, "all the others");
+    assert_eq!(inbox.counters().get("", Counter::SendFailed), 1, "one try until its backoff is over");
+    let status = inbox.store().outbox().await.unwrap().remove(0);
+    assert_eq!((status.waiting, status.retrying, status.dead), (1, 1, 0));
+
+    for _ in 0..4 {
+        subject.clock().advance(HOUR);
+        run(inbox.clone()).relay(relay()).drain().await.unwrap();
+    }
+    assert_eq!(inbox.counters().get("", Counter::SendFailed), 3, "dead after its last try");
+    let status = inbox.store().outbox().await.unwrap().remove(0);
+    assert_eq!((status.waiting, status.dead), (0, 1));
+}
+
+/// A dead outgoing message is kept until a person sends it again.
+pub async fn a_dead_outgoing_message_can_be_sent_again<T: Subject>(subject: T) {
+    let inbox = Inbox::new(subject.store());
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    broker.refuse([("01".to_owned(), SendFailure::Permanent("too large".to_owned()))]);
+    publish(&subject, 3, &["k"]).await;
+    run(inbox.clone()).relay(broker.clone()).drain().await.unwrap();
+    assert_eq!(ids_sent(&broker), ["00", "02"], "the dead hold nobody");
+    let status = inbox.store().outbox().await.unwrap().remove(0);
+    assert_eq!((status.waiting, status.dead), (0, 1));
+
+    broker.set_unreachable(false);
+    assert_eq!(inbox.store().replay_outgoing("other").await.unwrap(), 0);
+    assert_eq!(inbox.store().replay_outgoing("").await.unwrap(), 1);
+    run(inbox).relay(broker.clone()).drain().await.unwrap();
+    assert_eq!(ids_sent(&broker), ["00", "02", "01"]);
+}
+
+/// The order of a key holds for retries too, and only for that key.
+pub async fn messages_behind_an_unsent_one_of_their_key_wait<T: Subject>(subject: T) {
+    let inbox = Inbox::new(subject.store());
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    broker.refuse([("02".to_owned(), SendFailure::Retry("nacked".to_owned()))]);
+    publish(&subject, 9, &["a", "b", ""]).await;
+    let relay = || Relay::new(broker.clone()).backoff(ten_seconds());
+    broker.refuse([("00".to_owned(), SendFailure::Retry("nacked".to_owned()))]);
+    run(inbox.clone()).relay(relay()).drain().await.unwrap();
+    let mut sent = ids_sent(&broker);
+    sent.sort_unstable();
+    assert_eq!(sent, ["01", "02", "04", "05", "07", "08"]);
+
+    broker.set_unreachable(false);
+    subject.clock().advance(HOUR);
+    run(inbox).relay(relay()).drain().await.unwrap();
+    assert_eq!(ids_sent(&broker)[6..], ["00", "03", "06"]);
+}
+
+/// A sink that cannot be reached says nothing about the messages.
+pub async fn a_sink_that_is_away_blames_no_message<T: Subject>(subject: T) {
+    let inbox = Inbox::new(subject.store());
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    broker.set_unreachable(true);
+    publish(&subject, 5, &[""]).await;
+    for _ in 0..3 {
+        let tried = run(inbox.clone()).relay(Relay::new(broker.clone()).max_attempts(1)).drain().await;
+        assert!(tried.is_err());
+        subject.clock().advance(HOUR);
+    }
+    let status = inbox.store().outbox().await.unwrap().remove(0);
+    assert_eq!((status.waiting, status.retrying, status.dead), (5, 0, 0));
+    broker.set_unreachable(false);
+    run(inbox).relay(Relay::new(broker.clone()).max_attempts(1)).drain().await.unwrap();
+    assert_eq!(broker.sent().len(), 5);
+}
+
+/// B40.
+pub async fn two_relays_at_once_keep_the_order_of_each_key<T: Subject>(subject: T) {
+    let keys = ["a", "b", "c", "d", "e", "f"];
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    let relay = || Relay::new(broker.clone()).batch(5);
+    let poll = Duration::from_millis(10);
+    let one = start(run(Inbox::new(subject.store())).relay(relay()).poll_every(poll));
+    let two = start(run(Inbox::new(subject.reopen().await)).relay(relay()).poll_every(poll));
+    for lot in 0..30 {
+        let mut own = subject.begin().await;
+        let messages: Vec<Message> =
+            keys.iter().map(|key| Message::new("x", "x").id(format!("{key}-{lot:02}")).key(key)).collect();
+        subject.store().publish(&mut own, &messages).await.unwrap();
+        T::commit(own).await;
+    }
+    until("everything is sent", || async { broker.sent().len() >= 180 }).await;
+    one.stop().await;
+    two.stop().await;
+    let sent = ids_sent(&broker);
+    assert_eq!(sent.len(), 180, "no relay died, so nothing is sent twice");
+    for key in keys {
+        let of_key: Vec<&String> = sent.iter().filter(|id| id.starts_with(key)).collect();
+        assert!(of_key.is_sorted(), "key {key}: {of_key:?}");
+    }
+}
+
+/// Sends nothing, for ever.
+struct Hanging(Arc<Notify>);
+
+impl Sink for Hanging {
+    async fn send(&self, _: &[Message]) -> Result<Vec<Result<(), SendFailure>>, Error> {
+        self.0.notify_one();
+        std::future::pending().await
+    }
+}
+
+/// No transaction is open meanwhile, and the lanes of a relay that died are taken over.
+pub async fn a_relay_holds_no_transaction_while_the_sink_works<T: Subject>(subject: T) {
+    let inbox = Inbox::new(subject.store_with_one_connection().await);
+    publish(&subject, 5, &["k"]).await;
+    let entered = Arc::new(Notify::new());
+    let hanging = run(inbox.clone()).relay(Hanging(entered.clone())).drain();
+    let meanwhile = async {
+        entered.notified().await;
+        assert_eq!(subject.stuck_transactions().await, 0);
+        let waiting = inbox.store().outbox().await.unwrap().remove(0).waiting;
+        assert_eq!(waiting, 5, "the only connection is free");
+    };
+    killed_at(hanging, meanwhile).await;
+
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    run(inbox.clone()).relay(broker.clone()).drain().await.unwrap();
+    assert_eq!(broker.sent(), [], "the dead relay's lanes are still its own");
+    subject.clock().advance(HOUR);
+    run(inbox).relay(broker.clone()).drain().await.unwrap();
+    assert_eq!(ids_sent(&broker), ["00", "01", "02", "03", "04"]);
+}

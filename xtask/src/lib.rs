@@ -14,6 +14,7 @@ pub mod child;
 pub mod error;
 pub mod interrupt;
 pub mod packages;
+pub mod picture;
 pub mod postgres;
 pub mod report;
 pub mod steps;

@@ -17,7 +17,7 @@ use xtask::error::Error;
 use xtask::postgres::{self, PROGRAMS_VARIABLE, PrivatePostgres, StopMode};
 use xtask::report::Report;
 use xtask::steps::{self, Extent, POSTGRES_DATA_VARIABLE, POSTGRES_VARIABLE};
-use xtask::{cargo, interrupt, packages, tidy};
+use xtask::{cargo, interrupt, packages, picture, tidy};
 
 /// Builds, tests and checks this repository.
 ///
@@ -43,6 +43,8 @@ enum Action {
     Tidy,
     /// Start a private Postgres, print the variables for `cargo test`, and keep it until interrupted.
     Postgres,
+    /// Run the demo and draw what it prints, for the README.
+    Picture,
     /// Restart the private Postgres of another process.
     #[command(hide = true)]
     PostgresRestart {
@@ -83,6 +85,10 @@ fn act(action: Action) -> Result<ExitCode, Error> {
                 steps::run_tests(&root, extent, &filter)?
             };
             Ok(conclude(&report))
+        }
+        Action::Picture => {
+            println!("{}", picture::draw(&root)?);
+            Ok(ExitCode::SUCCESS)
         }
         Action::Tidy => {
             let problems = tidy::check(&root)?;

@@ -506,10 +506,20 @@ pub struct LeasedDelivery {
     pub lease: Lease,
     /// The message.
     pub message: Message,
+    /// Whether its last error is one of [`is_suspect`], so that it must be run alone.
+    pub suspect: bool,
 }
 
 /// The note in the history of an attempt whose process died or lost its lease.
 pub const LAPSED: &str = "the attempt did not finish: its process died or lost the lease";
+
+/// The note in the history of a message that was in a batch whose process died.
+pub const SUSPECTED: &str = "the process died while it ran a batch with this message";
+
+/// True when a delivery's last error says that it may have killed a process.
+pub fn is_suspect(last_error: Option<&str>) -> bool {
+    matches!(last_error, Some(LAPSED | SUSPECTED))
+}
 
 /// How a lease ends.
 #[derive(Debug, Clone)]

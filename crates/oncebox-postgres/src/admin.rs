@@ -152,7 +152,9 @@ impl Inner {
     }
 
     pub(crate) async fn handlers(&self) -> Result<Vec<HandlerStatus>, Error> {
-        autocommit!(self, |connection| {
+        // Young tables have no statistics; the planner's guess would start a compiler for a few rows.
+        transaction!(self, |connection| {
+            self.sql.no_jit.query().execute(&mut *connection).await?;
             let rows = self
                 .sql
                 .handlers
@@ -183,7 +185,9 @@ impl Inner {
     }
 
     pub(crate) async fn outbox(&self) -> Result<Vec<OutboxStatus>, Error> {
-        autocommit!(self, |connection| {
+        // Young tables have no statistics; the planner's guess would start a compiler for a few rows.
+        transaction!(self, |connection| {
+            self.sql.no_jit.query().execute(&mut *connection).await?;
             let rows = self
                 .sql
                 .outbox_status

@@ -7,6 +7,7 @@ use oncebox_core::Error;
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
     AskLease, DeliveryId, DoneLeases, LAPSED, Lease, Leased, LeasedDelivery, Outcome, Park, ParkState, Settlement,
+    is_suspect,
 };
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
@@ -126,7 +127,8 @@ impl Inner {
             };
             let lease =
                 Lease { delivery: DeliveryId(id), token: ask.token, attempt: rows::attempts(row, 2)? };
-            leased.deliveries.push(LeasedDelivery { lease, message: rows::message(row, 3)? });
+            let suspect = is_suspect(row.try_get(10)?);
+            leased.deliveries.push(LeasedDelivery { lease, message: rows::message(row, 3)?, suspect });
         }
         Ok(leased)
     }

@@ -59,6 +59,8 @@ async fn main() {
         store.receive(&arrivals).await.unwrap();
         own.push(started.elapsed());
     }
+    // The store can be closed once everybody has given their connections back.
+    drop(connection);
     let bare = rate("bare insert", &bare, size);
     let own = rate("receive", &own, size);
     println!("ratio       {:.2}", own / bare);

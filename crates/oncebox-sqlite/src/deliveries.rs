@@ -6,7 +6,7 @@ use oncebox_core::Error;
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
     AskLease, Connection, DeliveryId, DoneLeases, LAPSED, Lease, Leased, LeasedDelivery, Outcome, Park,
-    ParkState, Settlement, Token, TxLimits,
+    ParkState, Settlement, Token, TxLimits, is_suspect,
 };
 use serde_json::Value;
 use sqlx::SqliteConnection;
@@ -192,20 +192,24 @@ impl SqliteStore {
         if get(&row, 0)? {
             return Ok(Leased::default());
         }
-        let mut due = get::<Option<bool>>(&row, 1)?.unwrap_or(false);
+        let due = get::<Option<bool>>(&row, 1)?.unwrap_or(false);
         let next_due = get::<Option<i64>>(&row, 2)?.map(duration);
-        if !due && ask.ordered && get(&row, 3)? {
-            let promoted = || query(&self.sql.promote_stuck).bind(self.shift()).bind(ask.handler);
-            due = !self.writer.run(Sync::Durable, promoted).await?.is_empty();
-        }
-        let mut deliveries = Vec::new();
-        if due && ask.limit > 0 {
-            let mut write = self.writer.begin(Sync::Durable).await?;
-            deliveries = self.lease_candidates(&mut write, ask).await?;
-            write.commit().await?;
+        let mut deliveries = if due { self.lease_now(ask).await? } else { Vec::new() };
+        if deliveries.is_empty() && ask.ordered && get(&row, 3)? {
+            let stuck = || query(&self.sql.promote_stuck).bind(self.shift()).bind(ask.handler);
+            if !self.writer.run(Sync::Durable, stuck).await?.is_empty() {
+                deliveries = self.lease_now(ask).await?;
+            }
         }
         let next_due = if deliveries.is_empty() { next_due } else { None };
         Ok(Leased { deliveries, next_due })
+    }
+
+    async fn lease_now(&self, ask: &AskLease<'_>) -> Result<Vec<LeasedDelivery>, Error> {
+        let mut write = self.writer.begin(Sync::Durable).await?;
+        let deliveries = self.lease_candidates(&mut write, ask).await?;
+        write.commit().await?;
+        Ok(deliveries)
     }
 
     async fn lease_candidates(
@@ -253,7 +257,8 @@ impl SqliteStore {
         let mut leased = Vec::with_capacity(rows.len());
         for row in &rows {
             let lease = Lease { delivery: DeliveryId(get(row, 0)?), token: ask.token, attempt: get(row, 1)? };
-            leased.push(LeasedDelivery { lease, message: message(row, 2)? });
+            let suspect = is_suspect(get(row, 9)?);
+            leased.push(LeasedDelivery { lease, message: message(row, 2)?, suspect });
         }
         leased.sort_by_key(|leased| place.get(&leased.lease.delivery.0).copied());
         Ok(leased)

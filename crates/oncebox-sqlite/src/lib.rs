@@ -21,6 +21,8 @@
 //! The store writes through connections of its own, which it takes out of the pool for good (two of them, opened by
 //! the pool, so that `after_connect` applies) and on which it sets SQLite's progress handler, commit hook and
 //! rollback hook.
+//!
+//! All times come from SQLite's clock, which is this machine's and counts milliseconds.
 
 mod admin;
 mod deliveries;

@@ -127,6 +127,8 @@ impl SqliteStore {
     }
 
     /// Closes the pool and the store's own connections, after whoever is writing has finished.
+    ///
+    /// Waits until the application has given back every connection it took from the pool.
     pub async fn close(&self) {
         self.writer.close().await;
         self.pool.close().await;

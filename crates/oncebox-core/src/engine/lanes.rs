@@ -15,7 +15,7 @@ use crate::inbox::Inbox;
 use crate::message::LANES;
 use crate::store::{
     Claim, ClaimedLane, Commit, Connection, LaneBound, LaneRow, Lease, LeasedDelivery, MoveLanes, Outcome,
-    Park, ParkState, ReadLanes, Store, Token, TxLimits,
+    Park, ParkState, ReadLanes, SUSPECTED, Store, Token, TxLimits,
 };
 
 /// One worker's way through the lanes of a handler.
@@ -186,6 +186,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
             .map(|(park, delivery)| LeasedDelivery {
                 lease: Lease { delivery, token: self.token, attempt: 1 },
                 message: park.message,
+                suspect: false,
             })
             .collect())
     }
@@ -232,9 +233,6 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
         }
     }
 }
-
-/// The note in the history of a message that was in a batch whose process died.
-const SUSPECTED: &str = "the process died while it ran a batch with this message";
 
 fn read_lanes<'a, St: Store, S>(
     handler: &'a Registered<St, S>,

@@ -52,6 +52,8 @@ where
         return Ok(Found { any: false, next_due });
     }
     let deliveries = bury_exhausted(inbox, handler, leased.deliveries).await?;
+    let (deliveries, later) = set_apart(deliveries);
+    give_back(inbox, handler, &later).await?;
     // A delivery that has not failed yet is as good as one from the log. One that has may kill the process.
     let (first, again): (Vec<_>, Vec<_>) =
         deliveries.into_iter().partition(|delivery| delivery.lease.attempt == 1);
@@ -62,6 +64,31 @@ where
     rest.extend(again.into_iter().map(|delivery| vec![delivery]));
     run_groups(inbox, handler, rest).await?;
     Ok(Found { any: true, next_due })
+}
+
+/// What to run now and what later: a suspect that has waited longest runs alone, else all but the suspects run.
+fn set_apart(mut deliveries: Vec<LeasedDelivery>) -> (Vec<LeasedDelivery>, Vec<LeasedDelivery>) {
+    if deliveries.first().is_some_and(|oldest| oldest.suspect) {
+        let later = deliveries.split_off(1);
+        return (deliveries, later);
+    }
+    deliveries.into_iter().partition(|delivery| !delivery.suspect)
+}
+
+/// Ends leases uncounted. Done before anything else runs, so that nobody pays for another's crash.
+pub(crate) async fn give_back<St: Store, S>(
+    inbox: &Inbox<St, S>,
+    handler: &Registered<St, S>,
+    deliveries: &[LeasedDelivery],
+) -> Result<(), Error> {
+    if deliveries.is_empty() {
+        return Ok(());
+    }
+    let returned: Vec<Settlement> = deliveries
+        .iter()
+        .map(|delivery| Settlement { lease: delivery.lease, outcome: Outcome::Returned })
+        .collect();
+    settle(inbox, handler, &returned).await
 }
 
 async fn run_groups<St, S>(

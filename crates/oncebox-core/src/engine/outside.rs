@@ -5,15 +5,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::engine::call::call_outside;
 use crate::engine::lanes::LaneWorker;
-use crate::engine::leased::{bury_exhausted, settle};
+use crate::engine::leased::{bury_exhausted, give_back, settle};
 use crate::engine::{LEASE, new_token, outcome_of};
 use crate::error::Error;
 use crate::handler::Registered;
@@ -26,11 +24,15 @@ pub(crate) struct OutsideWorker<St: Store, S> {
     handler: Arc<Registered<St, S>>,
     lanes: LaneWorker<St, S>,
     concurrency: usize,
-    running: FuturesUnordered<BoxFuture<'static, Option<Settlement>>>,
+    /// Tasks of their own: a call goes on while this worker waits for the store, which may be waiting for something
+    /// that the call holds (the pool's last connection, SQLite's write lock).
+    running: JoinSet<Option<Settlement>>,
     leases: HashMap<DeliveryId, Held>,
     /// Outcomes that are known but not yet in the store.
     finished: Vec<Settlement>,
     renewed: Instant,
+    /// A delivery that may have killed a process is running, or waits until nothing else is: start nothing beside it.
+    alone: bool,
 }
 
 struct Held {
@@ -54,10 +56,11 @@ impl<St: Store, S: Clone + Send + Sync + 'static> OutsideWorker<St, S> {
             inbox,
             handler,
             concurrency,
-            running: FuturesUnordered::new(),
+            running: JoinSet::new(),
             leases: HashMap::new(),
             finished: Vec::new(),
             renewed: Instant::now(),
+            alone: false,
         }
     }
 
@@ -65,6 +68,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> OutsideWorker<St, S> {
     pub(crate) async fn fill(&mut self) -> Result<Found, Error> {
         let mut any = false;
         let mut next_due = None;
+        self.alone &= self.is_busy();
         if self.room() > 0 {
             let ask = AskLease {
                 handler: self.handler.name(),
@@ -77,7 +81,9 @@ impl<St: Store, S: Clone + Send + Sync + 'static> OutsideWorker<St, S> {
             next_due = leased.next_due;
             any |= !leased.deliveries.is_empty();
             let alive = bury_exhausted(&self.inbox, &self.handler, leased.deliveries).await?;
-            self.start(alive);
+            let (now, later) = self.set_apart(alive);
+            give_back(&self.inbox, &self.handler, &later).await?;
+            self.start(now);
         }
         if self.room() > 0
             && let Some(fresh) = self.lanes.lease_next(self.room()).await?
@@ -91,12 +97,13 @@ impl<St: Store, S: Clone + Send + Sync + 'static> OutsideWorker<St, S> {
     /// Waits until at least one running delivery has finished, then writes every outcome known by then.
     pub(crate) async fn finish_some(&mut self) -> Result<(), Error> {
         if self.finished.is_empty()
-            && let Some(done) = self.running.next().await
+            && let Some(ended) = self.running.join_next().await
         {
-            self.finished.extend(done);
+            // A call whose task ended by itself is left to its lease.
+            self.finished.extend(ended.ok().flatten());
         }
-        while let Some(Some(done)) = self.running.next().now_or_never() {
-            self.finished.extend(done);
+        while let Some(ended) = self.running.try_join_next() {
+            self.finished.extend(ended.ok().flatten());
         }
         self.settle_finished().await
     }
@@ -127,18 +134,33 @@ impl<St: Store, S: Clone + Send + Sync + 'static> OutsideWorker<St, S> {
     }
 
     fn room(&self) -> usize {
+        if self.alone {
+            return 0;
+        }
         self.concurrency.saturating_sub(self.running.len() + self.finished.len())
+    }
+
+    /// What to start now and what later: with suspects among them, one of those alone once nothing else runs.
+    fn set_apart(&mut self, deliveries: Vec<LeasedDelivery>) -> (Vec<LeasedDelivery>, Vec<LeasedDelivery>) {
+        let (mut suspects, mut harmless): (Vec<_>, Vec<_>) =
+            deliveries.into_iter().partition(|delivery| delivery.suspect);
+        self.alone = !suspects.is_empty();
+        if self.alone && !self.is_busy() {
+            harmless.extend(suspects.split_off(1));
+            return (suspects, harmless);
+        }
+        (harmless, suspects)
     }
 
     fn start(&mut self, deliveries: Vec<LeasedDelivery>) {
         if self.leases.is_empty() {
             self.renewed = Instant::now();
         }
-        for LeasedDelivery { lease, message } in deliveries {
+        for LeasedDelivery { lease, message, .. } in deliveries {
             let (stop, mut stopped) = watch::channel(());
             self.leases.insert(lease.delivery, Held { lease, _stop: stop });
             let (inbox, handler) = (self.inbox.clone(), self.handler.clone());
-            self.running.push(Box::pin(async move {
+            self.running.spawn(async move {
                 let call = async {
                     match call_outside(&inbox, &handler, &[&message], lease.attempt).await {
                         Ok(()) => Outcome::Done,
@@ -158,7 +180,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> OutsideWorker<St, S> {
                     outcome = call => Some(Settlement { lease, outcome }),
                     _ = stopped.changed() => None,
                 }
-            }));
+            });
         }
     }
 

@@ -23,7 +23,7 @@ taken as (
     from due cross join clock
     where d.id = due.id
     returning d.id, d.attempts, d.scope, d.message_id, d.kind, d.key, d.headers, d.payload, d.not_before,
-        due.due_at as was_due_at
+        d.last_error, due.due_at as was_due_at
 ),
 history as (
     insert into {schema}.attempt (identity, handler, attempt, at, error)
@@ -37,6 +37,6 @@ select
         where d.handler = $2 and d.state in (0, 2) and d.due_at > clock.now and (select yes from running)
         order by d.due_at limit 1
     ) - clock.now as next_due,
-    t.id, t.attempts, t.scope, t.message_id, t.kind, t.key, t.headers, t.payload, t.not_before
+    t.id, t.attempts, t.scope, t.message_id, t.kind, t.key, t.headers, t.payload, t.not_before, t.last_error
 from clock left join taken t on true
 order by t.was_due_at, t.id

@@ -1,4 +1,5 @@
 -- receive.sql: locks the head row until the commit, then inserts what is new into seen (by identity) and log
+-- `limit 1` tells the planner that head has one row; without statistics it guesses 2,000, and so a cost that starts JIT.
 with head as (
     update {schema}.head
     set seq = seq + cardinality($2::uuid[])
@@ -14,7 +15,7 @@ arrival as materialized (
 fresh as (
     insert into {schema}.seen (identity, fingerprint, seen_at, seq, lane)
     select a.identity, a.fingerprint, head.now, head.base + a.ordinal, a.lane
-    from head cross join arrival a
+    from (select base, now from head limit 1) as head cross join arrival a
     order by a.identity
     on conflict (identity) do nothing
     returning identity, seq, seen_at

@@ -2,4 +2,4 @@
 
 mod subject;
 
-pub use subject::PgSubject;
+pub(crate) use subject::PgSubject;

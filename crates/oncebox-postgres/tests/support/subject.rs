@@ -10,14 +10,16 @@ use oncebox_core::{Message, Store};
 use oncebox_postgres::PgStore;
 use oncebox_testkit::{Effect, Facts, Subject};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres, Row, Transaction};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres, Row, Transaction,
+};
 
 /// The address of the server; without it nothing is tested.
 const ADDRESS: &str = "ONCEBOX_TEST_POSTGRES";
 
 /// A store in a schema of its own, seen by the server under a name of its own.
 #[derive(Debug)]
-pub struct PgSubject {
+pub(crate) struct PgSubject {
     name: String,
     options: PgConnectOptions,
     pool: PgPool,
@@ -40,7 +42,7 @@ impl PgSubject {
     }
 
     /// A subject whose sessions have these settings.
-    pub async fn with_settings(settings: &[(&str, &str)]) -> Option<Self> {
+    pub(crate) async fn with_settings(settings: &[(&str, &str)]) -> Option<Self> {
         let mut subject = Self::create().await?;
         subject.options = subject.options.clone().options(settings.iter().copied());
         subject.pool = PgPoolOptions::new().max_connections(8).connect_lazy_with(subject.options.clone());
@@ -48,12 +50,12 @@ impl PgSubject {
     }
 
     /// The pool of the subject's store.
-    pub fn pool(&self) -> &PgPool {
+    pub(crate) fn pool(&self) -> &PgPool {
         &self.pool
     }
 
     /// The name under which its sessions appear in `pg_stat_activity`.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
@@ -228,10 +230,13 @@ async fn remove(options: PgConnectOptions, name: &str) -> Result<(), sqlx::Error
         .bind(name)
         .execute(&mut connection)
         .await?;
-    let drop = format!("drop schema if exists {name} cascade; drop schema if exists {} cascade", user_schema(name));
-    sqlx::raw_sql(AssertSqlSafe(format!("set lock_timeout = '10s'; set client_min_messages = warning; {drop}")))
-        .execute(&mut connection)
-        .await?;
+    let drop =
+        format!("drop schema if exists {name} cascade; drop schema if exists {} cascade", user_schema(name));
+    sqlx::raw_sql(AssertSqlSafe(format!(
+        "set lock_timeout = '10s'; set client_min_messages = warning; {drop}"
+    )))
+    .execute(&mut connection)
+    .await?;
     connection.close().await
 }
 
@@ -239,7 +244,8 @@ fn say_once_that_nothing_is_tested() {
     static SAID: std::sync::Once = std::sync::Once::new();
     SAID.call_once(|| {
         // Not `eprintln`, which the test harness swallows for tests that pass.
-        let text = format!("the Postgres suite was not run: {ADDRESS} is not set; `cargo xtask test` runs it\n");
+        let text =
+            format!("the Postgres suite was not run: {ADDRESS} is not set; `cargo xtask test` runs it\n");
         let _ = std::io::stderr().write_all(text.as_bytes());
     });
 }

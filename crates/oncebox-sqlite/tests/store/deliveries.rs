@@ -240,9 +240,12 @@ async fn a_scheduled_message_waits_behind_earlier_ones_of_its_key_and_a_stuck_on
     fixture
         .park(vec![park(text("a").key("k"), ParkState::Held), park(text("b").key("k"), ParkState::Held)])
         .await;
+    fixture.park(vec![park(text("c").key("k").not_before(soon), ParkState::Scheduled)]).await;
     let leased = fixture.lease(1).await;
     assert_eq!(leased.len(), 1);
     assert_eq!(leased[0].message.id, "a");
+    let status = fixture.store.handlers().await.unwrap().remove(0);
+    assert_eq!((status.retrying, status.held, status.scheduled, status.dead), (0, 1, 1, 0));
 }
 
 #[tokio::test]

@@ -2,4 +2,4 @@
 
 mod subject;
 
-pub use subject::SqliteSubject;
+pub(crate) use subject::SqliteSubject;

@@ -32,7 +32,8 @@ async fn assert_only_the_bad_ones_wait<T: Subject>(subject: &T, inbox: &Inbox<T:
 
 /// The neighbours are rolled back with it, run again, and count once.
 pub async fn a_failing_message_leaves_its_neighbours_unharmed<T: Subject>(subject: T) {
-    let charge = handler("charge", failing::<T>("charge", |message, attempt| attempt == 1 && is_bad(message)));
+    let charge =
+        handler("charge", failing::<T>("charge", |message, attempt| attempt == 1 && is_bad(message)));
     let inbox = registered(Inbox::new(subject.store()).on(KIND, charge)).await;
     receive(&inbox, &numbered(40)).await;
     drain(&inbox).await;
@@ -88,7 +89,8 @@ pub async fn a_batch_with_a_bad_message_is_split_until_it_is_alone<T: Subject>(s
 
 /// The first attempts of rows share a transaction too.
 pub async fn a_failing_message_among_rows_of_their_own_leaves_the_others_unharmed<T: Subject>(subject: T) {
-    let charge = handler("charge", failing::<T>("charge", |message, attempt| attempt == 1 && is_bad(message)));
+    let charge =
+        handler("charge", failing::<T>("charge", |message, attempt| attempt == 1 && is_bad(message)));
     let inbox = registered(Inbox::new(subject.store()).on(KIND, charge)).await;
     let at = jiff::Timestamp::now() + HOUR;
     let scheduled: Vec<Message> = numbered(40).into_iter().map(|message| message.not_before(at)).collect();
@@ -102,7 +104,8 @@ pub async fn a_failing_message_among_rows_of_their_own_leaves_the_others_unharme
 
 /// More messages than one batch takes, in one lane.
 pub async fn a_long_lane_is_run_batch_by_batch<T: Subject>(subject: T) {
-    let charge = handler("charge", failing::<T>("charge", |message, attempt| attempt == 1 && is_bad(message)));
+    let charge =
+        handler("charge", failing::<T>("charge", |message, attempt| attempt == 1 && is_bad(message)));
     let inbox = registered(Inbox::new(subject.store()).on(KIND, charge.batch(7))).await;
     let messages: Vec<Message> = numbered(40).into_iter().map(|message| message.key("one lane")).collect();
     receive(&inbox, &messages).await;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::fixtures::{
-    HOUR, KIND, assert_once, deliveries, delivery, drain, failing, ids, in_state, keyed, message, notes, numbered,
-    receive, record_attempt, registered,
+    HOUR, KIND, assert_once, deliveries, delivery, drain, failing, ids, in_state, keyed, message, notes,
+    numbered, receive, record_attempt, registered,
 };
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf};
@@ -30,7 +30,8 @@ fn broken<T: Subject>(subject: &T) -> (Inbox<T::Store>, Arc<AtomicBool>) {
 pub async fn after_its_last_attempt_a_delivery_is_dead_with_all_it_came_with<T: Subject>(subject: T) {
     let charge = handler("charge", failing::<T>("charge", |_, _| true)).max_attempts(3);
     let inbox = registered(Inbox::new(subject.store()).on(KIND, charge)).await;
-    let original = Message::new(KIND, &b"\0payload\xff"[..]).id("a").scope("shop").key("k").header("tenant", "acme");
+    let original =
+        Message::new(KIND, &b"\0payload\xff"[..]).id("a").scope("shop").key("k").header("tenant", "acme");
     receive(&inbox, std::slice::from_ref(&original)).await;
     for _ in 0..6 {
         drain(&inbox).await;
@@ -59,7 +60,11 @@ pub async fn a_replayed_dead_letter_runs_again_from_the_first_attempt<T: Subject
     assert_eq!(subject.effects().await, [], "nothing happens by itself");
 
     assert_eq!(inbox.store().replay(&DeliveryFilter::dead("charge")).await.unwrap(), 1);
-    assert_eq!(inbox.store().replay(&DeliveryFilter::dead("charge")).await.unwrap(), 0, "it is not dead any more");
+    assert_eq!(
+        inbox.store().replay(&DeliveryFilter::dead("charge")).await.unwrap(),
+        0,
+        "it is not dead any more"
+    );
     drain(&inbox).await;
     assert_eq!(notes(&subject, "charge").await, ["1"]);
     assert_once(&subject, &[message("a")], &["charge"]).await;
@@ -102,7 +107,11 @@ pub async fn a_replay_touches_only_what_its_filter_matches<T: Subject>(subject: 
     ];
     for filter in &filters {
         let found = store.deliveries(filter).await.unwrap();
-        assert_eq!(found.iter().map(|info| info.message.id.as_str()).collect::<Vec<_>>(), ["odd"], "{filter:?}");
+        assert_eq!(
+            found.iter().map(|info| info.message.id.as_str()).collect::<Vec<_>>(),
+            ["odd"],
+            "{filter:?}"
+        );
         assert_eq!(store.replay(filter).await.unwrap(), 1, "{filter:?}");
         drain(&inbox).await;
     }
@@ -153,7 +162,11 @@ pub async fn a_replay_keeps_the_order_of_a_key<T: Subject>(subject: T) {
     let messages: Vec<Message> = (0..12).map(|number| keyed(format!("{number:02}"), "k")).collect();
     receive(&inbox, &messages).await;
     drain(&inbox).await;
-    assert_eq!(in_state(inbox.store(), "charge", DeliveryState::Dead).await.len(), 12, "the dead hold nobody");
+    assert_eq!(
+        in_state(inbox.store(), "charge", DeliveryState::Dead).await.len(),
+        12,
+        "the dead hold nobody"
+    );
     mended.store(true, Ordering::SeqCst);
 
     assert_eq!(inbox.store().replay(&DeliveryFilter::dead("charge")).await.unwrap(), 12);

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use oncebox_core::admin::DeliveryState;
-use oncebox_core::{
-    Attempt, Batch, Counter, Failure, Inbox, Json, Message, Received, State, Store, handler,
-};
+use oncebox_core::{Attempt, Batch, Counter, Failure, Inbox, Json, Message, Received, State, Store, handler};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
@@ -22,11 +20,19 @@ struct Order {
 
 /// Every argument there is, in two orders.
 pub async fn arguments_come_in_any_order<T: Subject>(subject: T) {
-    let one = |State(shop): State<Arc<str>>, mut tx: TxOf<T>, Json(order): Json<Order>, Attempt(n): Attempt, m: Message| async move {
+    let one = |State(shop): State<Arc<str>>,
+               mut tx: TxOf<T>,
+               Json(order): Json<Order>,
+               Attempt(n): Attempt,
+               m: Message| async move {
         let note = format!("{shop} {} {n}", order.order);
         T::record(&mut tx, Effect { note, ..Effect::of("one", &m) }).await
     };
-    let two = |m: Message, Attempt(n): Attempt, Json(order): Json<Order>, mut tx: TxOf<T>, State(shop): State<Arc<str>>| async move {
+    let two = |m: Message,
+               Attempt(n): Attempt,
+               Json(order): Json<Order>,
+               mut tx: TxOf<T>,
+               State(shop): State<Arc<str>>| async move {
         let note = format!("{shop} {} {n}", order.order);
         T::record(&mut tx, Effect { note, ..Effect::of("two", &m) }).await
     };
@@ -120,7 +126,8 @@ pub async fn a_handler_added_later_starts_at_the_end<T: Subject>(subject: T) {
 
 /// Unless it asks for it.
 pub async fn a_handler_added_from_the_start_gets_the_whole_log<T: Subject>(subject: T) {
-    let first = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let first =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     receive(&first, &numbered(40)).await;
     drain(&first).await;
 
@@ -151,13 +158,15 @@ pub async fn a_renamed_handler_goes_on_where_it_was<T: Subject>(subject: T) {
     drain(&new).await;
 
     assert_once(&subject, &[message("done"), message("failed"), message("waiting")], &["work"]).await;
-    let names: Vec<String> = new.store().handlers().await.unwrap().into_iter().map(|known| known.name).collect();
+    let names: Vec<String> =
+        new.store().handlers().await.unwrap().into_iter().map(|known| known.name).collect();
     assert_eq!(names, ["charge-card"]);
 }
 
 /// Kept, counted, and there for a handler that comes later.
 pub async fn a_kind_nobody_wants_is_stored_and_counted<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     let stray = Message::new("nobody.cares", "x").id("stray");
     receive(&inbox, &[stray.clone(), message("a")]).await;
     assert_eq!(inbox.receive(std::slice::from_ref(&stray)).await.unwrap(), [Received::Duplicate]);

@@ -29,11 +29,51 @@ pub async fn scope_and_id_do_not_run_together<T: Subject>(subject: T) {
 
 /// B20: no case folding, no padding, no Unicode normalization.
 pub async fn ids_are_compared_byte_by_byte<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     let corpus = [
-        "a", "A", "a ", " a", "a  ", "a\t", "a\n", "a\r\n", "é", "e\u{301}", "É", "ß", "ss", "SS", "ı", "i", "İ",
-        "Å", "\u{212b}", "ﬁ", "fi", "\u{200b}a", "a\u{200b}", "\u{feff}a", "😀", "\u{1f600}\u{fe0f}", "%", "_",
-        "'", "''", "\"", "\\", "\\\\", "a;b", "a,b", "{a}", "null", "NULL", "\u{7f}", "\u{1}", "Ω", "\u{2126}",
+        "a",
+        "A",
+        "a ",
+        " a",
+        "a  ",
+        "a\t",
+        "a\n",
+        "a\r\n",
+        "é",
+        "e\u{301}",
+        "É",
+        "ß",
+        "ss",
+        "SS",
+        "ı",
+        "i",
+        "İ",
+        "Å",
+        "\u{212b}",
+        "ﬁ",
+        "fi",
+        "\u{200b}a",
+        "a\u{200b}",
+        "\u{feff}a",
+        "😀",
+        "\u{1f600}\u{fe0f}",
+        "%",
+        "_",
+        "'",
+        "''",
+        "\"",
+        "\\",
+        "\\\\",
+        "a;b",
+        "a,b",
+        "{a}",
+        "null",
+        "NULL",
+        "\u{7f}",
+        "\u{1}",
+        "Ω",
+        "\u{2126}",
     ];
     let messages: Vec<Message> = corpus.iter().map(|id| message(*id)).collect();
 
@@ -50,8 +90,10 @@ pub async fn ids_are_compared_byte_by_byte<T: Subject>(subject: T) {
 
 /// B23.
 pub async fn ids_that_look_like_numbers_are_texts<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
-    let corpus = ["1", "01", "1.0", "1e0", "+1", "-0", "0", "0x31", "x'31'", "31", "9007199254740993", "1_0", "true"];
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let corpus =
+        ["1", "01", "1.0", "1e0", "+1", "-0", "0", "0x31", "x'31'", "31", "9007199254740993", "1_0", "true"];
     let messages: Vec<Message> = corpus.iter().map(|id| keyed_by_itself(id)).collect();
 
     receive(&inbox, &messages).await;
@@ -82,9 +124,11 @@ pub async fn an_empty_id_is_refused<T: Subject>(subject: T) {
 
 /// B21: bytes that do not compress, so that an index on the text itself would be at its limit.
 pub async fn the_longest_ids_and_keys_are_told_apart_by_their_last_byte<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     let seed = oncebox_core::clock::Seed::fixed(7);
-    let stem: String = (0..511).map(|_| char::from(b'!' + u8::try_from(seed.next() % 90).unwrap_or(0))).collect();
+    let stem: String =
+        (0..511).map(|_| char::from(b'!' + u8::try_from(seed.next() % 90).unwrap_or(0))).collect();
     let long = |last: char| message(format!("{stem}{last}")).key(format!("{stem}{last}"));
 
     receive(&inbox, &[long('x'), long('y')]).await;
@@ -116,7 +160,8 @@ pub async fn a_row_the_database_cannot_hold_is_never_ignored<T: Subject>(subject
 
 /// B24: a broker gives a redelivered message another tag, another channel, other headers.
 pub async fn only_the_message_id_decides_what_is_a_duplicate<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     let delivered = |tag: &'static str| message("a").header("delivery-tag", tag).header("redelivered", tag);
 
     receive(&inbox, &[delivered("1")]).await;

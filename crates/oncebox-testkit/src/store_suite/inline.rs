@@ -32,7 +32,8 @@ pub async fn an_inline_message_is_done_when_it_returns<T: Subject>(subject: T) {
 
 /// One memory of ids for both ways in.
 pub async fn inline_and_stored_messages_share_their_memory<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     assert_eq!(inbox.process(message("inline")).await.unwrap(), Processed::Done);
     receive(&inbox, &[message("stored")]).await;
     assert_eq!(inbox.receive(&[message("inline")]).await.unwrap(), [Received::Duplicate]);
@@ -43,7 +44,8 @@ pub async fn inline_and_stored_messages_share_their_memory<T: Subject>(subject: 
 
 /// B25.
 pub async fn an_inline_message_with_other_bytes_is_a_conflict<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     assert_eq!(inbox.process(message("a")).await.unwrap(), Processed::Done);
     let other = Message::new(KIND, "other").id("a");
     assert_eq!(inbox.process(other.clone()).await.unwrap(), Processed::Conflict);
@@ -56,8 +58,10 @@ pub async fn an_inline_message_with_other_bytes_is_a_conflict<T: Subject>(subjec
 
 /// B8.
 pub async fn copies_in_one_inline_call_are_one_message<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
-    let answers = inbox.process_all(vec![message("a"), message("a"), message("b"), message("a")]).await.unwrap();
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let answers =
+        inbox.process_all(vec![message("a"), message("a"), message("b"), message("a")]).await.unwrap();
     assert_eq!(answers, [Processed::Done, Processed::Duplicate, Processed::Done, Processed::Duplicate]);
     drain(&inbox).await;
     assert_once(&subject, &[message("a"), message("b")], &["charge"]).await;
@@ -117,7 +121,8 @@ pub async fn a_bad_inline_message_leaves_its_neighbours_unharmed<T: Subject>(sub
 pub async fn an_inline_batch_handler_gets_the_whole_call<T: Subject>(subject: T) {
     let count = |mut tx: TxOf<T>, Batch(messages): Batch<Message>| async move {
         for message in &messages {
-            T::record(&mut tx, Effect { note: messages.len().to_string(), ..Effect::of("count", message) }).await?;
+            T::record(&mut tx, Effect { note: messages.len().to_string(), ..Effect::of("count", message) })
+                .await?;
         }
         Ok::<(), Failure>(())
     };
@@ -148,7 +153,8 @@ pub async fn an_outside_handler_of_an_inline_message_is_left_to_the_runner<T: Su
 
 /// A kind nobody wants is not lost inline either.
 pub async fn an_inline_message_nobody_wants_is_stored<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     let stray = Message::new("nobody.cares", "x").id("stray");
     assert_eq!(inbox.process(stray.clone()).await.unwrap(), Processed::Stored);
     assert_eq!(inbox.process(stray).await.unwrap(), Processed::Duplicate);

@@ -4,15 +4,28 @@
 //! topic and add its name to the list in [`store_suite!`](crate::store_suite); a test here fails when it is missing.
 
 pub mod batches;
+pub mod claims;
 pub mod dead_letters;
 pub mod failing;
 mod fixtures;
 pub mod handlers;
 pub mod identity;
+pub mod inline;
+pub mod limits;
 pub mod ordering;
+pub mod outbox;
+pub mod outside;
+pub mod own_transaction;
+pub mod pausing;
 pub mod payloads;
 pub mod receiving;
+pub mod relaying;
+pub mod retention;
 pub mod retrying;
+pub mod running;
+pub mod scheduling;
+pub mod stopping;
+pub mod telemetry;
 
 /// Runs every case of the store suite as a test of its own: `store_suite!(MySubject);`.
 #[macro_export]
@@ -109,6 +122,120 @@ macro_rules! store_suite {
             order_is_kept_by_concurrent_runners,
             order_is_kept_outside_the_database,
             an_inline_message_waits_behind_its_key,
+        }
+        $crate::cases! { $subject, store_suite, scheduling:
+            a_scheduled_message_waits_for_its_time,
+            a_message_scheduled_for_the_past_runs_at_once,
+            the_first_run_of_a_scheduled_message_is_its_first_attempt,
+            times_are_kept_to_the_microsecond,
+            a_runner_wakes_by_itself_when_something_is_due,
+        }
+        $crate::cases! { $subject, store_suite, inline:
+            an_inline_message_is_done_when_it_returns,
+            inline_and_stored_messages_share_their_memory,
+            an_inline_message_with_other_bytes_is_a_conflict,
+            copies_in_one_inline_call_are_one_message,
+            a_failed_inline_message_becomes_a_stored_delivery,
+            a_permanent_inline_failure_is_a_dead_letter,
+            a_bad_inline_message_leaves_its_neighbours_unharmed,
+            an_inline_batch_handler_gets_the_whole_call,
+            an_outside_handler_of_an_inline_message_is_left_to_the_runner,
+            an_inline_message_nobody_wants_is_stored,
+            copies_processed_at_the_same_time_are_one_message,
+            a_copy_takes_over_when_its_rival_dies,
+            a_copy_is_a_duplicate_when_its_rival_commits,
+            what_an_inline_handler_publishes_is_sent,
+            a_direct_inbox_remembers_nothing,
+        }
+        $crate::cases! { $subject, store_suite, outside:
+            an_outside_handler_holds_no_connection,
+            outside_handlers_run_at_once_up_to_their_concurrency,
+            a_failing_outside_handler_is_retried_and_then_dead,
+            a_message_that_kills_the_process_outside_is_dead_after_its_attempts,
+            who_has_lost_the_lease_settles_nothing,
+            a_runner_that_finishes_too_late_does_not_undo_its_successor,
+            a_long_call_keeps_its_lease,
+        }
+        $crate::cases! { $subject, store_suite, own_transaction:
+            once_is_first_until_it_is_committed,
+            once_tells_handlers_and_ids_apart,
+            a_transaction_works_on_after_once_said_again,
+            two_transactions_at_once_are_never_both_first,
+            publish_belongs_to_the_callers_transaction,
+            once_and_publish_are_refused_outside_a_transaction,
+            publish_refuses_what_breaks_a_limit,
+            once_is_remembered_as_long_as_message_ids,
+        }
+        $crate::cases! { $subject, store_suite, outbox:
+            what_a_handler_publishes_is_sent_once_it_is_committed,
+            what_was_rolled_back_is_never_sent,
+            every_copy_of_an_outgoing_message_has_one_id,
+            outgoing_messages_of_a_key_are_sent_in_order,
+            messages_go_to_the_sink_they_name,
+            a_scheduled_outgoing_message_waits_for_its_time,
+            a_runner_sends_what_its_handlers_publish_at_once,
+        }
+        $crate::cases! { $subject, store_suite, relaying:
+            an_unsendable_message_neither_blocks_nor_spins,
+            a_dead_outgoing_message_can_be_sent_again,
+            messages_behind_an_unsent_one_of_their_key_wait,
+            a_sink_that_is_away_blames_no_message,
+            two_relays_at_once_keep_the_order_of_each_key,
+            a_relay_holds_no_transaction_while_the_sink_works,
+        }
+        $crate::cases! { $subject, store_suite, retention:
+            an_id_blocks_duplicates_until_its_time_is_over,
+            payloads_and_ids_are_kept_for_times_of_their_own,
+            what_a_handler_still_wants_is_never_removed,
+            unfinished_deliveries_outlive_every_retention,
+            a_purge_is_done_in_bounded_steps,
+            a_purge_during_redelivery_lets_no_copy_through,
+            messages_that_come_after_everything_was_purged_are_handled,
+            histories_conflicts_and_discarded_letters_are_removed_in_the_end,
+        }
+        $crate::cases! { $subject, store_suite, pausing:
+            a_paused_handler_runs_nothing_until_it_is_resumed,
+            a_pause_is_remembered_by_the_store,
+            retries_and_outside_calls_of_a_paused_handler_wait,
+            pausing_an_unknown_handler_says_so,
+        }
+        $crate::cases! { $subject, store_suite, running:
+            a_badly_behaved_source_has_each_effect_once_when_stored,
+            a_badly_behaved_source_has_each_effect_once_inline,
+            the_same_id_from_two_sources_is_two_messages,
+            nothing_is_acknowledged_before_it_is_committed,
+            a_message_that_breaks_a_limit_is_rejected_alone,
+            an_idle_runner_is_woken_by_another_process,
+            polling_alone_finds_everything,
+            several_runners_share_the_work_and_double_nothing,
+            a_handler_runs_in_several_transactions_at_once,
+            one_connection_is_enough_for_everything,
+            a_direct_inbox_gives_failures_back_to_the_source,
+            an_idle_transaction_of_somebody_else_stops_nobody,
+        }
+        $crate::cases! { $subject, store_suite, stopping:
+            stopping_under_load_loses_and_doubles_nothing,
+            a_stop_waits_for_what_is_running_and_sends_what_it_published,
+            a_stop_settles_the_calls_that_are_running,
+            a_dropped_runner_leaves_its_work_to_the_next,
+        }
+        $crate::cases! { $subject, store_suite, limits:
+            a_message_at_every_limit_is_handled,
+            a_message_over_a_limit_is_refused_with_the_name_of_the_field,
+        }
+        $crate::cases! { $subject, store_suite, telemetry:
+            the_trace_of_a_message_goes_on_in_what_it_causes,
+            counters_say_what_happened,
+            counts_of_several_processes_add_up,
+            the_lag_of_a_handler_is_the_age_of_its_oldest_message,
+        }
+        $crate::cases! { $subject, store_suite, claims:
+            slow_and_fast_receivers_lose_nothing_to_runners,
+            a_message_that_kills_the_process_is_dead_after_its_attempts,
+            the_neighbours_of_a_message_that_kills_the_process_are_unharmed,
+            lanes_of_a_dead_process_are_taken_over,
+            who_has_lost_a_lane_commits_nothing,
+            a_hanging_handler_does_not_stop_the_others,
         }
     };
 }

@@ -6,7 +6,8 @@ use oncebox_core::admin::DeliveryState;
 use oncebox_core::{Attempt, Counter, Failure, Inbox, Message, Processed, handler, run};
 
 use super::fixtures::{
-    HOUR, KIND, assert_once, drain, failing, ids, ids_of_key, in_state, keyed, message, receive, registered, start,
+    HOUR, KIND, assert_once, drain, failing, ids, ids_of_key, in_state, keyed, message, receive, registered,
+    start,
 };
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
@@ -52,7 +53,8 @@ pub async fn other_keys_and_messages_without_a_key_go_on<T: Subject>(subject: T)
     receive(&inbox, &[message("free-1"), message("free-2")]).await;
     drain(&inbox).await;
 
-    let expected = |key: usize| (0..30).filter(|n| n % 3 == key).map(|n| format!("{n:02}")).collect::<Vec<_>>();
+    let expected =
+        |key: usize| (0..30).filter(|n| n % 3 == key).map(|n| format!("{n:02}")).collect::<Vec<_>>();
     assert_eq!(ids_of_key(&subject, "charge", "k").await, Vec::<String>::new());
     assert_eq!(ids_of_key(&subject, "charge", "l").await, expected(1));
     assert_eq!(ids_of_key(&subject, "charge", "m").await, expected(2));
@@ -136,7 +138,9 @@ pub async fn order_is_kept_outside_the_database<T: Subject>(subject: T) {
             Ok(())
         }
     };
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("call", call).ordered().concurrency(8))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("call", call).ordered().concurrency(8)))
+            .await;
     let messages = in_turn(30, &keys);
     receive(&inbox, &messages).await;
     for _ in 0..8 {

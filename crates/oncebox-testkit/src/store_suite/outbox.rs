@@ -64,12 +64,17 @@ pub async fn what_was_rolled_back_is_never_sent<T: Subject>(subject: T) {
     assert_eq!(sent.len(), 9, "all but the one that never worked, each once");
     assert!(!sent.iter().any(|message| message.id == "paid-m-007"));
     let third = sent.iter().find(|message| message.id == "paid-m-003").unwrap();
-    assert_eq!(third.headers.text("attempt"), Some("3"), "the attempt that committed is the one that is sent");
+    assert_eq!(
+        third.headers.text("attempt"),
+        Some("3"),
+        "the attempt that committed is the one that is sent"
+    );
 }
 
 /// I4 (c): the sink may see it twice, but never under two ids.
 pub async fn every_copy_of_an_outgoing_message_has_one_id<T: Subject>(subject: T) {
-    let plan = Plan::with(Fault { method: "settle_outgoing", call: 1, side: Side::Before, how: How::ErrorOnce });
+    let plan =
+        Plan::with(Fault { method: "settle_outgoing", call: 1, side: Side::Before, how: How::ErrorOnce });
     let no_id = |mut tx: TxOf<T>, message: Message| async move {
         tx.publish(Message::new("order.paid", message.payload)).await.map(drop)
     };
@@ -107,8 +112,11 @@ pub async fn outgoing_messages_of_a_key_are_sent_in_order<T: Subject>(subject: T
     assert_eq!(broker.sent().len(), 80);
     for key in keys {
         let sent = broker.sent();
-        let of_key: Vec<&str> =
-            sent.iter().filter(|message| message.key.as_deref() == Some(key)).map(|m| m.id.as_str()).collect();
+        let of_key: Vec<&str> = sent
+            .iter()
+            .filter(|message| message.key.as_deref() == Some(key))
+            .map(|m| m.id.as_str())
+            .collect();
         assert!(of_key.is_sorted(), "key {key}: {of_key:?}");
     }
 }

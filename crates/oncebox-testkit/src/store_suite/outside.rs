@@ -5,14 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use oncebox_core::admin::DeliveryState;
-use oncebox_core::store::{
-    AskLease, Commit, DoneLeases, LAPSED, Outcome, Settlement, Token, TxLimits,
-};
+use oncebox_core::store::{AskLease, Commit, DoneLeases, LAPSED, Outcome, Settlement, Token, TxLimits};
 use oncebox_core::{Attempt, ErrorKind, Failure, Inbox, Message, Store, handler, run};
 use tokio::sync::{Barrier, Notify};
 
 use super::fixtures::{
-    HOUR, KIND, deliveries, delivery, drain, failing, killed_at, message, numbered, receive, registered, start,
+    HOUR, KIND, deliveries, delivery, drain, failing, killed_at, message, numbered, receive, registered,
+    start,
 };
 use crate::ledger::Effect;
 use crate::subject::Subject;
@@ -110,7 +109,12 @@ pub async fn a_message_that_kills_the_process_outside_is_dead_after_its_attempts
     drain(&inbox).await;
     let dead = delivery(inbox.store(), "call").await;
     assert_eq!((dead.message.id.as_str(), dead.state), ("killer", DeliveryState::Dead));
-    assert_eq!(dead.history.iter().filter(|attempt| attempt.error == LAPSED).count(), 3, "{:?}", dead.history);
+    assert_eq!(
+        dead.history.iter().filter(|attempt| attempt.error == LAPSED).count(),
+        3,
+        "{:?}",
+        dead.history
+    );
 }
 
 /// B32: who lost the lease changes nothing, neither by success nor by failure.
@@ -122,7 +126,8 @@ pub async fn who_has_lost_the_lease_settles_nothing<T: Subject>(subject: T) {
     drain(&inbox).await;
     subject.clock().advance(HOUR);
 
-    let ask = |token| AskLease { handler: "charge", token, limit: 5, lease_for: LEASE_AND_MORE, ordered: false };
+    let ask =
+        |token| AskLease { handler: "charge", token, limit: 5, lease_for: LEASE_AND_MORE, ordered: false };
     let zombie = store.lease(&ask(Token(1))).await.unwrap().deliveries.remove(0).lease;
     assert_eq!(store.lease(&ask(Token(2))).await.unwrap().deliveries.len(), 0, "it is leased");
     subject.clock().advance(LEASE_AND_MORE);
@@ -193,7 +198,8 @@ pub async fn a_long_call_keeps_its_lease<T: Subject>(subject: T) {
     let running = start(run(inbox.clone()).poll_every(HOUR));
     until("the call has begun", || async { calls.load(Ordering::SeqCst) == 1 }).await;
     let leased_until = delivery(inbox.store(), "call").await.due_at;
-    until("the lease is renewed", || async { delivery(inbox.store(), "call").await.due_at > leased_until }).await;
+    until("the lease is renewed", || async { delivery(inbox.store(), "call").await.due_at > leased_until })
+        .await;
     subject.clock().advance(Duration::from_secs(9));
 
     drain(&inbox).await;

@@ -38,7 +38,11 @@ pub async fn once_tells_handlers_and_ids_apart<T: Subject>(subject: T) {
             continue;
         }
         assert_eq!(once(&subject, &mut own, name, id).await, Once::First, "{name} {id}");
-        assert_eq!(once(&subject, &mut own, name, id).await, Once::Again, "{name} {id}, in the same transaction");
+        assert_eq!(
+            once(&subject, &mut own, name, id).await,
+            Once::Again,
+            "{name} {id}, in the same transaction"
+        );
     }
     T::commit(own).await;
 }
@@ -127,7 +131,9 @@ pub async fn once_and_publish_are_refused_outside_a_transaction<T: Subject>(subj
 /// A message that breaks a limit is refused before it is written, and spoils nothing.
 pub async fn publish_refuses_what_breaks_a_limit<T: Subject>(subject: T) {
     let mut own = subject.begin().await;
-    for wrong in [Message::new("", "x"), message(""), message("a").key("k".repeat(600)), message("x".repeat(513))] {
+    for wrong in
+        [Message::new("", "x"), message(""), message("a").key("k".repeat(600)), message("x".repeat(513))]
+    {
         let error = subject.store().publish(&mut own, &[wrong]).await.unwrap_err();
         assert_eq!(error.kind(), oncebox_core::ErrorKind::Invalid, "{error}");
     }

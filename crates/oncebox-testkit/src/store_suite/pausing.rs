@@ -2,9 +2,7 @@
 
 use oncebox_core::{Failure, Inbox, Message, Processed, Store, handler};
 
-use super::fixtures::{
-    HOUR, KIND, assert_once, drain, failing, ids, message, numbered, receive, registered,
-};
+use super::fixtures::{HOUR, KIND, assert_once, drain, failing, ids, message, numbered, receive, registered};
 use crate::subject::{Subject, recording};
 
 /// Nothing is lost meanwhile, and the other handlers go on.

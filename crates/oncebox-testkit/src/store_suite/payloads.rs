@@ -116,7 +116,8 @@ pub async fn headers_come_out_as_they_went_in<T: Subject>(subject: T) {
         Err::<(), _>(Failure::permanent("kept for inspection")).or(Ok::<(), Failure>(()))
     };
     let refuse = |_: TxOf<T>| async { Err::<(), _>(Failure::permanent("kept for inspection")) };
-    let inbox = Inbox::new(subject.store()).on(KIND, handler("forward", forward)).on(KIND, handler("refuse", refuse));
+    let inbox =
+        Inbox::new(subject.store()).on(KIND, handler("forward", forward)).on(KIND, handler("refuse", refuse));
     let inbox = registered(inbox).await;
     receive(&inbox, std::slice::from_ref(&original)).await;
     let broker = MemoryBroker::new(1, Manners::GOOD);

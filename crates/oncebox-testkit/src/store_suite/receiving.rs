@@ -12,7 +12,8 @@ use crate::subject::{Subject, TxOf, recording};
 
 /// The plainest case of all.
 pub async fn a_new_message_is_stored_and_a_copy_is_a_duplicate<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
 
     assert_eq!(inbox.receive(&[message("a")]).await.unwrap(), [Received::New]);
     assert_eq!(inbox.receive(&[message("a")]).await.unwrap(), [Received::Duplicate]);
@@ -30,7 +31,8 @@ pub async fn no_messages_get_no_answers<T: Subject>(subject: T) {
 
 /// B8.
 pub async fn copies_in_one_call_are_one_message<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
 
     let answers = inbox.receive(&[message("a"), message("a"), message("b")]).await.unwrap();
     assert_eq!(answers, [Received::New, Received::Duplicate, Received::New]);
@@ -56,7 +58,8 @@ pub async fn every_message_of_a_long_call_gets_its_own_answer<T: Subject>(subjec
 
 /// B1: nobody looks first and writes later.
 pub async fn copies_received_at_the_same_time_are_one_message<T: Subject>(subject: T) {
-    let first = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let first =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     // Another handle, as another process has it, so that the calls do not share a statement.
     let second = Inbox::new(subject.reopen().await);
     let messages = numbered(20);
@@ -82,7 +85,8 @@ pub async fn copies_received_at_the_same_time_are_one_message<T: Subject>(subjec
 
 /// B9.
 pub async fn batches_in_opposite_order_do_not_deadlock<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     let other = Inbox::new(subject.reopen().await);
     let mut all = Vec::new();
     for round in 0..20 {
@@ -122,7 +126,8 @@ pub async fn a_known_id_with_other_bytes_is_a_conflict_that_is_kept<T: Subject>(
 
 /// B25, within one statement.
 pub async fn a_conflict_within_one_call_is_told_from_a_copy<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     let with = |payload: &'static str| Message::new(KIND, payload).id("a");
 
     let answers = inbox.receive(&[with("1"), with("2"), with("1"), with("3")]).await.unwrap();

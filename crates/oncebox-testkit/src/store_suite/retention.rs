@@ -30,7 +30,8 @@ async fn purge<St: Store>(store: &St, retention: Retention) -> Purged {
 
 /// I7, B49.
 pub async fn an_id_blocks_duplicates_until_its_time_is_over<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     receive(&inbox, &[message("stored")]).await;
     inbox.process(message("inline")).await.unwrap();
     drain(&inbox).await;
@@ -48,7 +49,8 @@ pub async fn an_id_blocks_duplicates_until_its_time_is_over<T: Subject>(subject:
 
 /// Two times, two settings.
 pub async fn payloads_and_ids_are_kept_for_times_of_their_own<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     receive(&inbox, &numbered(5)).await;
     drain(&inbox).await;
     subject.clock().advance(HOUR);
@@ -114,7 +116,8 @@ pub async fn unfinished_deliveries_outlive_every_retention<T: Subject>(subject: 
 
 /// So that receiving is never in the way of cleaning up.
 pub async fn a_purge_is_done_in_bounded_steps<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     receive(&inbox, &numbered(95)).await;
     drain(&inbox).await;
     subject.clock().advance(2 * HOUR);
@@ -136,7 +139,8 @@ pub async fn a_purge_is_done_in_bounded_steps<T: Subject>(subject: T) {
 
 /// B49: cleaning up at the same time never lets a copy through early.
 pub async fn a_purge_during_redelivery_lets_no_copy_through<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     let old: Vec<Message> = (0..100).map(|number| message(format!("old-{number}"))).collect();
     receive(&inbox, &old).await;
     drain(&inbox).await;
@@ -167,7 +171,8 @@ pub async fn a_purge_during_redelivery_lets_no_copy_through<T: Subject>(subject:
 
 /// B42: a number that was given once is never given again.
 pub async fn messages_that_come_after_everything_was_purged_are_handled<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     for round in 0..3 {
         let messages: Vec<Message> = (0..5).map(|number| message(format!("{round}-{number}"))).collect();
         receive(&inbox, &messages).await;

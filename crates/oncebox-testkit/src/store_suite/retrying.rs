@@ -26,7 +26,11 @@ pub async fn the_wait_between_attempts_grows_by_the_database_clock<T: Subject>(s
         let before = delivery(inbox.store(), "charge").await.attempts;
         subject.clock().advance(nominal * 3 / 4 * SECOND - SECOND);
         drain(&inbox).await;
-        assert_eq!(delivery(inbox.store(), "charge").await.attempts, before, "too early, nominal {nominal} s");
+        assert_eq!(
+            delivery(inbox.store(), "charge").await.attempts,
+            before,
+            "too early, nominal {nominal} s"
+        );
         subject.clock().advance(nominal / 4 * SECOND + 2 * SECOND);
         drain(&inbox).await;
     }
@@ -53,7 +57,8 @@ pub async fn the_clock_of_the_client_does_not_matter<T: Subject>(subject: T) {
 /// B34: `now()` of Postgres stands still inside a transaction.
 pub async fn a_wait_begins_when_it_is_written<T: Subject>(subject: T) {
     let store = subject.store();
-    registered(Inbox::new(store.clone()).on(KIND, handler("charge", failing::<T>("charge", |_, _| false)))).await;
+    registered(Inbox::new(store.clone()).on(KIND, handler("charge", failing::<T>("charge", |_, _| false))))
+        .await;
     let limits = TxLimits { statement: Duration::from_secs(20) };
     let park = |id: &str| Park {
         handler: "charge".to_owned(),

@@ -7,8 +7,8 @@ use oncebox_core::admin::DeliveryState;
 use oncebox_core::{Attempt, Inbox, Message, Processed, handler, run};
 
 use super::fixtures::{
-    HOUR, KIND, assert_once, deliveries, drain, ids, in_state, message, notes, receive, record_attempt, registered,
-    start,
+    HOUR, KIND, assert_once, deliveries, drain, ids, in_state, message, notes, receive, record_attempt,
+    registered, start,
 };
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
@@ -43,7 +43,8 @@ pub async fn a_scheduled_message_waits_for_its_time<T: Subject>(subject: T) {
 
 /// A time that has passed is no reason to wait.
 pub async fn a_message_scheduled_for_the_past_runs_at_once<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     receive(&inbox, &[message("a").not_before(Timestamp::now() - HOUR)]).await;
     let inline = message("b").not_before(Timestamp::UNIX_EPOCH);
     assert_eq!(inbox.process(inline).await.unwrap(), Processed::Done);
@@ -56,7 +57,8 @@ pub async fn the_first_run_of_a_scheduled_message_is_its_first_attempt<T: Subjec
     let charge = |mut tx: TxOf<T>, message: Message, Attempt(attempt): Attempt| async move {
         record_attempt::<T>(&mut tx, "charge", &message, attempt).await
     };
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", charge).max_attempts(1))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", charge).max_attempts(1))).await;
     receive(&inbox, &[in_an_hour("a")]).await;
     drain(&inbox).await;
     subject.clock().advance(2 * HOUR);
@@ -66,7 +68,8 @@ pub async fn the_first_run_of_a_scheduled_message_is_its_first_attempt<T: Subjec
 
 /// B36, B37: a time is a number of microseconds; nothing is rounded to seconds, and no time zone gets at it.
 pub async fn times_are_kept_to_the_microsecond<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     let second = Timestamp::now().as_second() + 7200;
     let times: Vec<Timestamp> = [0, 1_000, 999_999_000, 500_000_000]
         .into_iter()
@@ -87,10 +90,12 @@ pub async fn times_are_kept_to_the_microsecond<T: Subject>(subject: T) {
 
 /// Without a poll and without a hint: the runner knows when the next one is due.
 pub async fn a_runner_wakes_by_itself_when_something_is_due<T: Subject>(subject: T) {
-    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
     let running = start(run(inbox.clone()).poll_every(HOUR));
     receive(&inbox, &[message("a").not_before(Timestamp::now() + Duration::from_millis(700))]).await;
-    until("the message has become due and was handled", || async { subject.effects().await.len() == 1 }).await;
+    until("the message has become due and was handled", || async { subject.effects().await.len() == 1 })
+        .await;
     running.stop().await;
     assert_eq!(subject.effects().await, [Effect::of("charge", &message("a"))]);
 }

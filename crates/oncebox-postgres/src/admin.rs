@@ -233,7 +233,9 @@ impl Inner {
         autocommit!(self, |connection| {
             let rows = self.sql.counts.query().fetch_all(&mut *connection).await?;
             rows.iter()
-                .map(|row| Ok(Count { handler: row.try_get(0)?, name: row.try_get(1)?, value: row.try_get(2)? }))
+                .map(|row| {
+                    Ok(Count { handler: row.try_get(0)?, name: row.try_get(1)?, value: row.try_get(2)? })
+                })
                 .collect()
         })
     }

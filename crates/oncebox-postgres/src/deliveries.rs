@@ -6,8 +6,8 @@ use std::time::Duration;
 use oncebox_core::Error;
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
-    AskLease, DeliveryId, DoneLeases, LAPSED, Lease, Leased, LeasedDelivery, Outcome, Park, ParkState, Settlement,
-    is_suspect,
+    AskLease, DeliveryId, DoneLeases, LAPSED, Lease, Leased, LeasedDelivery, Outcome, Park, ParkState,
+    Settlement, is_suspect,
 };
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
@@ -98,7 +98,8 @@ impl Inner {
     pub(crate) async fn lease(&self, ask: &AskLease<'_>) -> Result<Leased, Error> {
         autocommit!(self, |connection| {
             let leased = self.lease_due(connection, ask).await?;
-            if !ask.ordered || !leased.deliveries.is_empty() || self.heal(connection, ask.handler).await? == 0 {
+            if !ask.ordered || !leased.deliveries.is_empty() || self.heal(connection, ask.handler).await? == 0
+            {
                 return Ok(leased);
             }
             self.lease_due(connection, ask).await
@@ -163,11 +164,7 @@ impl Inner {
         })
     }
 
-    pub(crate) async fn settle(
-        &self,
-        handler: &str,
-        settlements: &[Settlement],
-    ) -> Result<Vec<bool>, Error> {
+    pub(crate) async fn settle(&self, handler: &str, settlements: &[Settlement]) -> Result<Vec<bool>, Error> {
         autocommit!(self, |connection| {
             let columns: LeaseColumns = settlements.iter().map(|one| &one.lease).collect();
             let (mut outcomes, mut delays, mut errors) = (Vec::new(), Vec::new(), Vec::new());

@@ -2,8 +2,8 @@
 
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
-    ABANDONED_AFTER, Claim, ClaimedLane, Commit, Connection, DeliveryId, LaneBatch, LaneRow, Lease, MoveLanes,
-    ReadLanes, Registration, Token, TxLimits,
+    ABANDONED_AFTER, Claim, ClaimedLane, Commit, Connection, DeliveryId, LaneBatch, LaneRow, Lease,
+    MoveLanes, ReadLanes, Registration, Token, TxLimits,
 };
 use oncebox_core::{Error, ErrorKind, LANES};
 use sqlx::{PgConnection, Row};
@@ -45,8 +45,13 @@ impl Inner {
     ) -> Result<(), Problem> {
         let name = registration.name.as_str();
         for old in registration.formerly.iter().filter(|old| *old != name) {
-            let rows =
-                self.sql.known_handlers.query().bind([name, old.as_str()]).fetch_all(&mut *connection).await?;
+            let rows = self
+                .sql
+                .known_handlers
+                .query()
+                .bind([name, old.as_str()])
+                .fetch_all(&mut *connection)
+                .await?;
             let known: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
             match (known.iter().any(|one| one == old), known.iter().any(|one| one == name)) {
                 (true, true) => {
@@ -235,17 +240,17 @@ impl Inner {
     ) -> Result<Vec<DeliveryId>, Error> {
         // Every statement checks the marker, because outside of our transaction it would commit by itself.
         match self.write_outcome(&mut tx, &commit).await {
-            Ok((parked, true)) => {
-                tx.commit_checked().await.map_err(Problem::into_error)?;
-                Ok(parked)
-            }
-            Ok((parked, false)) => match tx.check_and_commit().await {
-                Ok(()) => {
-                    tx.give_back();
-                    Ok(parked)
+            Ok((parked, checked)) => {
+                let committed = if checked { tx.commit_checked().await } else { tx.check_and_commit().await };
+                match committed {
+                    Ok(()) => {
+                        tx.give_back();
+                        Ok(parked)
+                    }
+                    // Postgres reports a refused commit before it lets go of the locks; the rollback waits for that.
+                    Err(problem) => Err(abandon(tx, problem).await),
                 }
-                Err(problem) => Err(abandon(tx, problem).await),
-            },
+            }
             Err(problem) => Err(abandon(tx, problem).await),
         }
     }

@@ -142,7 +142,8 @@ impl Inner {
     /// `if not exists` still fails when a rival creates the same thing at the same time; then it is there.
     async fn create_schema(&self) -> Result<(), Error> {
         let schema = Statement::render("create schema if not exists {schema}", &self.options.schema);
-        let exists = Statement::render("select to_regnamespace('{schema}') is not null", &self.options.schema);
+        let exists =
+            Statement::render("select to_regnamespace('{schema}') is not null", &self.options.schema);
         let mut last = None;
         for _ in 0..MOST_TRIES {
             let result = transaction!(self, |connection| {
@@ -207,7 +208,8 @@ fn check(applied: &[Applied]) -> Result<(), Error> {
         )));
     }
     for migration in MIGRATIONS {
-        let drifted = |one: &&Applied| one.version == migration.version && one.checksum != migration.checksum();
+        let drifted =
+            |one: &&Applied| one.version == migration.version && one.checksum != migration.checksum();
         if let Some(one) = applied.iter().find(drifted) {
             return Err(schema_error(format!(
                 "migration {} `{}` was applied with other text than this library has; \

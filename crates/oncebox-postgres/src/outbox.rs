@@ -173,8 +173,14 @@ impl Inner {
 
     pub(crate) async fn replay_outgoing(&self, sink: &str) -> Result<u64, Error> {
         autocommit!(self, |connection| {
-            let done =
-                self.sql.replay_outgoing.query().bind(self.shift()).bind(sink).execute(&mut *connection).await?;
+            let done = self
+                .sql
+                .replay_outgoing
+                .query()
+                .bind(self.shift())
+                .bind(sink)
+                .execute(&mut *connection)
+                .await?;
             Ok(done.rows_affected())
         })
     }
@@ -186,7 +192,9 @@ fn check_transaction(connection: &PgConnection, call: &str) -> Result<(), Error>
     }
     Err(Error::new(
         ErrorKind::NotInTransaction,
-        format!("`{call}` was given a connection with no open transaction; begin one with `pool.begin()` first"),
+        format!(
+            "`{call}` was given a connection with no open transaction; begin one with `pool.begin()` first"
+        ),
     ))
 }
 

@@ -46,7 +46,9 @@ impl Inner {
             ids,
             messages,
             others: discarded + attempts + conflicts + counters,
-            more: [ids, messages, discarded, attempts, conflicts, counters].iter().any(|count| *count >= full),
+            more: [ids, messages, discarded, attempts, conflicts, counters]
+                .iter()
+                .any(|count| *count >= full),
         })
     }
 
@@ -144,7 +146,12 @@ impl Inner {
         row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose()
     }
 
-    async fn sweep_to(&self, connection: &mut PgConnection, table: &str, position: i64) -> Result<(), Problem> {
+    async fn sweep_to(
+        &self,
+        connection: &mut PgConnection,
+        table: &str,
+        position: i64,
+    ) -> Result<(), Problem> {
         self.sql.sweep_move.query().bind(table).bind(position).execute(&mut *connection).await?;
         Ok(())
     }

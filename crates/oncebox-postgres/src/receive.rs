@@ -48,8 +48,9 @@ impl Inner {
             }
         }
         let verdicts: Option<Vec<Received>> = verdicts.into_iter().collect();
-        let verdicts = verdicts
-            .ok_or_else(|| Error::new(oncebox_core::ErrorKind::Contention, "ids vanish while they are received"))?;
+        let verdicts = verdicts.ok_or_else(|| {
+            Error::new(oncebox_core::ErrorKind::Contention, "ids vanish while they are received")
+        })?;
         self.keep_conflicts(connection, arrivals, &verdicts).await?;
         Ok(verdicts)
     }

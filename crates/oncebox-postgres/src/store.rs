@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use oncebox_core::admin::{Conflict, DeliveryFilter, DeliveryInfo, HandlerStatus, OutboxStatus};
 use oncebox_core::clock::{ClockShift, Seed};
 use oncebox_core::store::{
-    Arrival, AskLease, AskOutgoing, Claim, ClaimedLane, Commit, Count, DeliveryId, InlineBatch, LaneBatch, Lease,
-    Leased, Outgoing, Purged, ReadInline, ReadLanes, Registration, Retention, Sent, Settlement, Token, TxLimits,
+    Arrival, AskLease, AskOutgoing, Claim, ClaimedLane, Commit, Count, DeliveryId, InlineBatch, LaneBatch,
+    Lease, Leased, Outgoing, Purged, ReadInline, ReadLanes, Registration, Retention, Sent, Settlement, Token,
+    TxLimits,
 };
 use oncebox_core::{Error, Limits, Message, Once, Received, Store, Wake};
 use sqlx::{PgConnection, PgPool};

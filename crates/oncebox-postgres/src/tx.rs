@@ -10,7 +10,8 @@ use oncebox_core::{Error, ErrorKind};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgRow;
 use sqlx::{
-    AssertSqlSafe, Connection as _, Database, Executor, PgConnection, PgPool, Postgres, Row, SqlSafeStr, SqlStr,
+    AssertSqlSafe, Connection as _, Database, Executor, PgConnection, PgPool, Postgres, Row, SqlSafeStr,
+    SqlStr,
 };
 // sqlx keeps this trait's name to itself.
 use sqlx_core::transaction::TransactionManager;
@@ -150,9 +151,8 @@ impl PgTransaction {
     }
 
     /// Commits after a statement of ours that has just checked the marker, and so found the transaction sound.
-    pub(crate) async fn commit_checked(mut self) -> Result<(), Problem> {
+    pub(crate) async fn commit_checked(&mut self) -> Result<(), Problem> {
         Manager::commit(&mut self.lent).await?;
-        self.lent.give_back();
         Ok(())
     }
 
@@ -172,7 +172,7 @@ impl PgTransaction {
         Ok(())
     }
 
-    /// Gives the connection back after [`PgTransaction::check_and_commit`].
+    /// Gives the connection back after a commit.
     pub(crate) fn give_back(self) {
         self.lent.give_back();
     }

@@ -81,8 +81,13 @@ async fn a_dropped_future_never_leaves_a_transaction_in_the_pool() {
             let tx = store.begin_plain(LIMITS).await.unwrap();
             finished += usize::from(poll_times(tx.rollback(), times).await);
 
-            let ask =
-                AskLease { handler: "h", token, limit: 10, lease_for: Duration::from_millis(1), ordered: true };
+            let ask = AskLease {
+                handler: "h",
+                token,
+                limit: 10,
+                lease_for: Duration::from_millis(1),
+                ordered: true,
+            };
             finished += usize::from(poll_times(store.lease(&ask), times).await);
             let ask = AskOutgoing { sink: "", token, limit: 10, lease_for: MINUTE };
             finished += usize::from(poll_times(store.lease_outgoing(&ask), times).await);

@@ -7,7 +7,8 @@ use std::time::Duration;
 use common::{LIMITS, MINUTE, message};
 use oncebox_core::admin::{DeliveryFilter, DeliveryState};
 use oncebox_core::store::{
-    AskLease, Commit, Connection, Count, DeliveryId, DoneLeases, LAPSED, Lease, Outcome, ParkState, Settlement,
+    AskLease, Commit, Connection, Count, DeliveryId, DoneLeases, LAPSED, Lease, Outcome, ParkState,
+    Settlement,
 };
 use oncebox_core::{ErrorKind, Store};
 
@@ -155,7 +156,8 @@ async fn the_next_held_message_of_a_key_becomes_ready_when_the_one_before_ends()
 async fn held_messages_left_with_nothing_before_them_are_healed() {
     common::with_store(async |scratch| {
         scratch.register("h", true).await;
-        let held = (0..3).flat_map(|n| [message(format!("x{n}")).key("x"), message(format!("y{n}")).key("y")]);
+        let held =
+            (0..3).flat_map(|n| [message(format!("x{n}")).key("x"), message(format!("y{n}")).key("y")]);
         scratch.park("h", ParkState::Held, held.collect()).await;
         scratch.park("h", ParkState::Ready(MINUTE), vec![message("z0").key("z")]).await;
         scratch.park("h", ParkState::Held, vec![message("z1").key("z")]).await;
@@ -205,7 +207,9 @@ async fn a_replay_keeps_the_order_of_each_key() {
         scratch.register("h", true).await;
         scratch.register("free", false).await;
         let of = |id: &str, key: &str| message(id).key(key);
-        scratch.park("h", ParkState::Dead, vec![of("a1", "a"), of("a2", "a"), of("b1", "b"), message("n")]).await;
+        scratch
+            .park("h", ParkState::Dead, vec![of("a1", "a"), of("a2", "a"), of("b1", "b"), message("n")])
+            .await;
         scratch.park("h", READY, vec![of("b2", "b")]).await;
         scratch.park("free", ParkState::Dead, vec![of("f1", "a"), of("f2", "a")]).await;
         let mut filter = DeliveryFilter::dead("h");
@@ -266,7 +270,11 @@ async fn deliveries_are_found_by_every_filter() {
         let found = &scratch.store.deliveries(&letter).await.unwrap()[0];
         assert_eq!((found.attempts, found.history[0].attempt), (3, 3));
         let seen_at = scratch.number("select seen_at from {schema}.seen").await;
-        assert_eq!(found.received_at.as_microsecond(), seen_at, "when the message came, not when it was parked");
+        assert_eq!(
+            found.received_at.as_microsecond(),
+            seen_at,
+            "when the message came, not when it was parked"
+        );
         assert_eq!(scratch.store.discard(&letter, "not wanted").await.unwrap(), 1);
         assert_eq!(scratch.store.discard(&letter, "not wanted").await.unwrap(), 0);
         let found = &scratch.store.deliveries(&letter).await.unwrap()[0];
@@ -289,7 +297,8 @@ async fn no_delivery_is_leased_twice_by_rivals() {
                 tokio::spawn(async move {
                     let mut got = Vec::new();
                     loop {
-                        let ask = AskLease { handler: "h", token, limit: 10, lease_for: MINUTE, ordered: false };
+                        let ask =
+                            AskLease { handler: "h", token, limit: 10, lease_for: MINUTE, ordered: false };
                         let leased = store.lease(&ask).await.unwrap();
                         if leased.deliveries.is_empty() {
                             return got;

@@ -16,7 +16,10 @@ async fn a_claimed_lane_is_read_moved_and_not_given_to_others() {
         scratch.register("h", false).await;
         let token = scratch.token();
         let claim = Claim { handler: "h", token, lanes: 32, limit: 7 };
-        assert!(scratch.store.claim(&claim).await.unwrap().is_empty(), "a new handler starts with the next message");
+        assert!(
+            scratch.store.claim(&claim).await.unwrap().is_empty(),
+            "a new handler starts with the next message"
+        );
         scratch.effects().await;
         let keys: Vec<Message> = (0..6).map(|n| message(format!("m{n}")).key("k")).collect();
         scratch.receive(keys).await;
@@ -57,8 +60,12 @@ async fn a_claimed_lane_is_read_moved_and_not_given_to_others() {
         batch.connection.rollback().await;
         let none = Kinds { exact: vec!["order".into()], prefixes: vec!["orders".into()] };
         let bounds = [LaneBound { lane: bounds[0].lane, upto: Some(upto) }];
-        let batch =
-            scratch.store.begin_lanes(&ReadLanes { lanes: &bounds, kinds: &none, ..read }).await.unwrap().unwrap();
+        let batch = scratch
+            .store
+            .begin_lanes(&ReadLanes { lanes: &bounds, kinds: &none, ..read })
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!(batch.rows.len(), 1);
         assert!(batch.rows[0].message.is_none());
         batch.connection.rollback().await;
@@ -162,7 +169,10 @@ async fn a_handler_that_ends_the_transaction_itself_is_fenced() {
             for commit in [
                 Commit::default(),
                 Commit { outgoing: vec![message("out")], ..Commit::default() },
-                Commit { park: vec![common::parked("h", message("p"), ParkState::Dead)], ..Commit::default() },
+                Commit {
+                    park: vec![common::parked("h", message("p"), ParkState::Dead)],
+                    ..Commit::default()
+                },
             ] {
                 let mut tx = scratch.store.begin_plain(LIMITS).await.unwrap();
                 sqlx::raw_sql(ending).execute(&mut *tx).await.unwrap();
@@ -253,7 +263,8 @@ async fn the_server_ends_what_takes_too_long_and_a_revoker_ends_it_at_once() {
         tx.rollback().await;
 
         // Unsettled settings must not follow the connection into the pool.
-        let text = "select count(*) from pg_settings where name = 'statement_timeout' and setting <> reset_val";
+        let text =
+            "select count(*) from pg_settings where name = 'statement_timeout' and setting <> reset_val";
         assert_eq!(scratch.number(text).await, 0);
 
         let mut tx = scratch.store.begin_plain(LIMITS).await.unwrap();
@@ -296,7 +307,10 @@ async fn a_renamed_handler_keeps_what_it_had() {
         let handlers = scratch.store.handlers().await.unwrap();
         assert_eq!(handlers.len(), 1);
         let status = &handlers[0];
-        assert_eq!((status.name.as_str(), status.waiting, status.waiting_is_exact, status.dead), ("new", 1, true, 1));
+        assert_eq!(
+            (status.name.as_str(), status.waiting, status.waiting_is_exact, status.dead),
+            ("new", 1, true, 1)
+        );
         assert!(status.lag.is_some());
         assert_eq!(status.kinds, ["*"]);
         scratch.register("old", false).await;

@@ -83,7 +83,10 @@ async fn messages_come_in_order_and_a_failing_key_holds_only_itself() {
         assert_eq!(ids(&left), ["n1"], "a2 and a3 wait behind a1");
         let status = scratch.store.outbox().await.unwrap();
         assert_eq!(status.len(), 2);
-        assert_eq!((status[0].sink.as_str(), status[0].waiting, status[0].retrying, status[0].dead), ("", 4, 1, 0));
+        assert_eq!(
+            (status[0].sink.as_str(), status[0].waiting, status[0].retrying, status[0].dead),
+            ("", 4, 1, 0)
+        );
         assert!(status[0].lag.is_some());
         assert_eq!((status[1].sink.as_str(), status[1].waiting), ("mail", 1));
 

@@ -27,7 +27,11 @@ async fn ids_and_payloads_go_only_when_old_and_done() {
     common::with_store(async |scratch| {
         scratch.receive(vec![message("unrouted")]).await;
         scratch.clock.advance(DAY * 2);
-        assert_eq!(purge_all(scratch, &KEEP).await, Purged::default(), "without handlers nothing is done with");
+        assert_eq!(
+            purge_all(scratch, &KEEP).await,
+            Purged::default(),
+            "without handlers nothing is done with"
+        );
 
         scratch.register("h", false).await;
         scratch.receive((0..100).map(|n| message(format!("m{n}"))).collect()).await;
@@ -91,9 +95,7 @@ async fn ids_of_open_and_dead_deliveries_stay() {
         let open = ["ready", "held", "dead"];
         scratch.receive(open.iter().map(|id| message(*id)).collect()).await;
         scratch.process_all("h").await;
-        for (id, state) in
-            open.iter().zip([ParkState::Ready(MINUTE), ParkState::Held, ParkState::Dead])
-        {
+        for (id, state) in open.iter().zip([ParkState::Ready(MINUTE), ParkState::Held, ParkState::Dead]) {
             let mut park = common::parked("h", message(*id), state);
             (park.attempts, park.error) = (1, Some("e".into()));
             let tx = scratch.store.begin_plain(LIMITS).await.unwrap();

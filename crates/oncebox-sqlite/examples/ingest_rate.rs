@@ -6,11 +6,11 @@
 use std::time::{Duration, Instant};
 
 use oncebox_core::store::{
-    Arrival, Claim, Commit, LaneBound, MoveLanes, ReadLanes, Registration, Token, TxLimits,
+    Arrival, Claim, Commit, Connection, LaneBound, MoveLanes, ReadLanes, Registration, Token, TxLimits,
 };
 use oncebox_core::{Kinds, Message, Store};
 use oncebox_sqlite::SqliteStore;
-use sqlx::AssertSqlSafe;
+use sqlx::{AssertSqlSafe, SqliteConnection};
 
 #[tokio::main]
 async fn main() {
@@ -23,10 +23,15 @@ async fn main() {
     store.migrate().await.unwrap();
 
     let mut bare = Vec::new();
+    let mut sorted = Vec::new();
     let mut own = Vec::new();
     let mut connection = store.pool().acquire().await.unwrap();
-    sqlx::raw_sql("create table bare (entry integer primary key, identity blob not null unique, scope text, id text, kind text, payload blob not null, at integer) strict")
-        .execute(&mut *connection).await.unwrap();
+    for table in ["bare", "sorted"] {
+        let columns = "entry integer primary key, identity blob not null unique, scope text, id text, kind text, \
+                       payload blob not null, at integer";
+        let create = sqlx::raw_sql(AssertSqlSafe(format!("create table {table} ({columns}) strict")));
+        create.execute(&mut *connection).await.unwrap();
+    }
     for batch in 0..batches {
         let arrivals: Vec<Arrival> = (0..size)
             .map(|n| {
@@ -35,26 +40,10 @@ async fn main() {
                 )
             })
             .collect();
-        let started = Instant::now();
-        sqlx::raw_sql("begin immediate").execute(&mut *connection).await.unwrap();
-        for piece in arrivals.chunks(250) {
-            let rows = vec!["(?,?,?,?,?,?)"; piece.len()].join(",");
-            let mut insert = sqlx::query(AssertSqlSafe(format!(
-                "insert into bare (identity, scope, id, kind, payload, at) values {rows} on conflict (identity) do nothing"
-            )));
-            for arrival in piece {
-                insert = insert
-                    .bind(&arrival.identity[..])
-                    .bind(arrival.message.scope.as_str())
-                    .bind(arrival.message.id.as_str())
-                    .bind(arrival.message.kind.as_str())
-                    .bind(&arrival.message.payload[..])
-                    .bind(0);
-            }
-            insert.execute(&mut *connection).await.unwrap();
-        }
-        sqlx::raw_sql("commit").execute(&mut *connection).await.unwrap();
-        bare.push(started.elapsed());
+        bare.push(insert_bare(&mut connection, "bare", &arrivals).await);
+        let mut in_order = arrivals.clone();
+        in_order.sort_by_key(|arrival| arrival.identity);
+        sorted.push(insert_bare(&mut connection, "sorted", &in_order).await);
         let started = Instant::now();
         store.receive(&arrivals).await.unwrap();
         own.push(started.elapsed());
@@ -62,8 +51,9 @@ async fn main() {
     // The store can be closed once everybody has given their connections back.
     drop(connection);
     let bare = rate("bare insert", &bare, size);
+    let sorted = rate("bare insert, sorted", &sorted, size);
     let own = rate("receive", &own, size);
-    println!("ratio       {:.2}", own / bare);
+    println!("ratio {:.2}, to sorted {:.2}", own / bare, own / sorted);
 
     let mut kinds = Kinds::default();
     kinds.add("*").unwrap();
@@ -75,11 +65,13 @@ async fn main() {
         ordered: false,
     };
     store.register(&[handler]).await.unwrap();
-    let mut times = Vec::new();
+    let (mut claims, mut reads, mut commits) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..batches.min(60) {
         let started = Instant::now();
         let token = Token(round as i64 + 1);
         let claimed = store.claim(&Claim { handler: "h", token, lanes: 8, limit: size }).await.unwrap();
+        claims.push(started.elapsed());
+        let started = Instant::now();
         let lanes: Vec<LaneBound> =
             claimed.iter().map(|one| LaneBound { lane: one.lane, upto: None }).collect();
         let limits = TxLimits { statement: Duration::from_secs(30) };
@@ -93,6 +85,8 @@ async fn main() {
             limits,
         };
         let batch = store.begin_lanes(&read).await.unwrap().unwrap();
+        reads.push(started.elapsed());
+        let started = Instant::now();
         let mut positions = std::collections::BTreeMap::new();
         for row in &batch.rows {
             positions.insert(row.lane, row.seq);
@@ -101,10 +95,12 @@ async fn main() {
             MoveLanes { handler: "h".into(), token, positions: positions.into_iter().collect(), keep: false };
         store.commit(batch.connection, Commit { lanes: Some(lanes), ..Commit::default() }).await.unwrap();
         store.release("h", token).await.unwrap();
-        times.push(started.elapsed());
+        commits.push(started.elapsed());
         assert_eq!(batch.rows.len(), size);
     }
-    rate("claim, read, commit", &times, size);
+    rate("claim", &claims, size);
+    rate("begin and read", &reads, size);
+    rate("commit, release", &commits, size);
 
     let mut times = Vec::new();
     for n in 0..300 {
@@ -114,7 +110,51 @@ async fn main() {
         times.push(started.elapsed());
     }
     rate("receive one by one", &times, 1);
+
+    // The same statement with and without the watch that a handler's transaction has on its connection.
+    const COUNT: &str = "with recursive n (x) as (select 1 union all select x + 1 from n where x < 300000) \
+                         select max(x) from n";
+    let mut connection = store.pool().acquire().await.unwrap();
+    let mut tx = store.begin_plain(TxLimits { statement: Duration::from_secs(60) }).await.unwrap();
+    let (mut plain, mut watched) = (Vec::new(), Vec::new());
+    for _ in 0..25 {
+        let started = Instant::now();
+        sqlx::query(COUNT).fetch_one(&mut *connection).await.unwrap();
+        plain.push(started.elapsed());
+        let started = Instant::now();
+        sqlx::query(COUNT).fetch_one(&mut *tx).await.unwrap();
+        watched.push(started.elapsed());
+    }
+    rate("unwatched statement", &plain, 300_000);
+    rate("watched statement", &watched, 300_000);
+    tx.rollback().await;
+    drop(connection);
     store.close().await;
+}
+
+/// What any store must at least do: the same rows into one table with one unique index.
+async fn insert_bare(connection: &mut SqliteConnection, table: &str, arrivals: &[Arrival]) -> Duration {
+    let started = Instant::now();
+    sqlx::raw_sql("begin immediate").execute(&mut *connection).await.unwrap();
+    for piece in arrivals.chunks(250) {
+        let rows = vec!["(?,?,?,?,?,?)"; piece.len()].join(",");
+        let mut insert = sqlx::query(AssertSqlSafe(format!(
+            "insert into {table} (identity, scope, id, kind, payload, at) values {rows} \
+             on conflict (identity) do nothing"
+        )));
+        for arrival in piece {
+            insert = insert
+                .bind(&arrival.identity[..])
+                .bind(arrival.message.scope.as_str())
+                .bind(arrival.message.id.as_str())
+                .bind(arrival.message.kind.as_str())
+                .bind(&arrival.message.payload[..])
+                .bind(0);
+        }
+        insert.execute(&mut *connection).await.unwrap();
+    }
+    sqlx::raw_sql("commit").execute(&mut *connection).await.unwrap();
+    started.elapsed()
 }
 
 /// Prints the median and answers the rate.

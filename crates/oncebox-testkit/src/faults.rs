@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use oncebox_core::admin::{Conflict, DeliveryFilter, DeliveryInfo, HandlerStatus, OutboxStatus};
 use oncebox_core::store::{
-    Arrival, AskLease, AskOutgoing, Claim, ClaimedLane, Commit, Count, DeliveryId, InlineBatch, LaneBatch, Lease,
-    Leased, Once, Outgoing, Purged, ReadInline, ReadLanes, Received, Registration, Retention, Sent, Settlement,
-    Store, Token, TxLimits,
+    Arrival, AskLease, AskOutgoing, Claim, ClaimedLane, Commit, Count, DeliveryId, InlineBatch, LaneBatch,
+    Lease, Leased, Once, Outgoing, Purged, ReadInline, ReadLanes, Received, Registration, Retention, Sent,
+    Settlement, Store, Token, TxLimits,
 };
 use oncebox_core::{Error, ErrorKind, Message, Wake};
 use tokio::sync::watch;
@@ -34,6 +34,7 @@ impl<S: Store> Faulty<S> {
 pub struct Plan {
     state: Arc<Mutex<PlanState>>,
     struck: Arc<watch::Sender<bool>>,
+    healed: Arc<watch::Sender<bool>>,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +74,8 @@ pub enum How {
     ErrorForEver,
     /// The call never returns: the test drops the whole future.
     Hang,
+    /// The call stands still until the plan is healed, then goes on as if nothing had happened.
+    Stall,
     /// The process dies here.
     Kill,
 }
@@ -80,7 +83,8 @@ pub enum How {
 impl Plan {
     /// No fault.
     pub fn none() -> Self {
-        Self { state: Arc::default(), struck: Arc::new(watch::Sender::new(false)) }
+        let flag = || Arc::new(watch::Sender::new(false));
+        Self { state: Arc::default(), struck: flag(), healed: flag() }
     }
 
     /// This fault.
@@ -93,6 +97,7 @@ impl Plan {
     /// No fault from now on.
     pub fn heal(&self) {
         self.lock().fault = None;
+        self.healed.send_replace(true);
     }
 
     /// How often each method was called: run a scenario once without a fault to learn where faults can be put.
@@ -135,9 +140,15 @@ impl Plan {
             How::ErrorOnce | How::ErrorForEver => {
                 Err(Error::new(ErrorKind::Unavailable, "a fault made on purpose"))
             }
-            How::Hang => std::future::pending().await,
+            How::Hang | How::Stall => std::future::pending().await,
             How::Kill => std::process::abort(),
         }
+    }
+
+    async fn stall(&self) {
+        self.struck.send_replace(true);
+        // The sender is ours, so this cannot fail.
+        let _ = self.healed.subscribe().wait_for(|healed| *healed).await;
     }
 
     async fn through<T>(
@@ -147,6 +158,15 @@ impl Plan {
     ) -> Result<T, Error> {
         match self.next(method) {
             None => call.await,
+            Some((Side::Before, How::Stall)) => {
+                self.stall().await;
+                call.await
+            }
+            Some((Side::After, How::Stall)) => {
+                let answer = call.await;
+                self.stall().await;
+                answer
+            }
             Some((Side::Before, how)) => self.strike(how).await,
             Some((Side::After, how)) => {
                 let answer = call.await?;

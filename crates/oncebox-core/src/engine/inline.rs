@@ -253,6 +253,11 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for InlineWork<'_,
         Ok(())
     }
 
+    /// The ids of the whole span are in the transaction: committed without their work, they would be lost.
+    fn may_stop_early(&self) -> bool {
+        false
+    }
+
     fn blame(&mut self, index: usize, handler: &Arc<Registered<St, S>>, failure: Failure) {
         let id = &self.arrivals[index].message.id;
         tracing::debug!(handler = handler.name(), id, %failure, "the attempt failed");

@@ -360,9 +360,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
         }
         let keep = !last || (self.keep && span.end >= self.limit);
         let positions = last_positions(rows);
-        if !keep {
-            self.unmarked += positions.len();
-        }
+        let unmarked = if keep { 0 } else { positions.len() };
         let published = !open.outgoing.is_empty();
         let parked = !park.is_empty();
         let commit = Commit {
@@ -377,6 +375,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
             outgoing: open.outgoing,
         };
         self.inbox.store.commit(open.connection, commit).await?;
+        self.unmarked += unmarked;
         tally.count(self.inbox, self.handler.name());
         if published || parked {
             self.inbox.shared.wake.ring();

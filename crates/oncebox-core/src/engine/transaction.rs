@@ -43,6 +43,13 @@ pub(crate) trait Work<St: Store, S> {
         last: bool,
     ) -> impl Future<Output = Result<(), Error>> + Send;
 
+    /// Whether a begun transaction may be committed for its first items only, the others being begun again.
+    ///
+    /// False where beginning has already written something for each of them.
+    fn may_stop_early(&self) -> bool {
+        true
+    }
+
     /// Notes that this item failed for this handler, alone in its transaction.
     fn blame(&mut self, index: usize, handler: &Arc<Registered<St, S>>, failure: Failure);
 }
@@ -101,7 +108,8 @@ where
         let Begun { connection, items } = begun;
         let span = span.start..span.start + items.len();
         let open = Open { connection, outgoing: Vec::new() };
-        match run_items(inbox, &items, open).await {
+        let budget = work.may_stop_early().then_some(TRANSACTION_BUDGET);
+        match run_items(inbox, &items, open, budget).await {
             Ran::All(open, reached) => {
                 let rest = span.start + reached..span.end;
                 let span = span.start..span.start + reached;
@@ -160,6 +168,7 @@ async fn run_items<St, S>(
     inbox: &Inbox<St, S>,
     items: &[Item<St, S>],
     mut open: Open<St::Connection>,
+    budget: Option<Duration>,
 ) -> Ran<St, S>
 where
     St: Store,
@@ -188,7 +197,7 @@ where
             }
         }
         earlier.push(index);
-        if started.elapsed() >= TRANSACTION_BUDGET {
+        if budget.is_some_and(|budget| started.elapsed() >= budget) {
             reached = index + 1;
             break;
         }

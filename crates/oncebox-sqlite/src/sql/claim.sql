@@ -6,11 +6,13 @@ where handler = ?2 and lane in (
     from {prefix}cursor as candidate
     where candidate.handler = ?2
       and (candidate.token is null or candidate.started_at <= {now} - ?6)
-      and exists (select 1 from {prefix}handler where name = ?2 and paused = 0)
-      and exists (
-          select 1 from {prefix}log
+      and (select paused from {prefix}handler where name = ?2) = 0
+      -- Not `exists`, which SQLite may turn into a join.
+      and (
+          select place from {prefix}log
           where place > (candidate.lane << 48) + candidate.position and place < (candidate.lane + 1) << 48
-      )
+          order by place limit 1
+      ) is not null
     order by candidate.started_at, candidate.lane
     limit ?4
 )

@@ -49,7 +49,8 @@ struct Order {
 /// The test that a child runs; in the parent process it has nothing to do.
 pub async fn work<T: Subject>() {
     let Ok(order) = std::env::var(ORDER) else { return };
-    let Order { address, journal, shift, role } = serde_json::from_str(&order).expect("an order from our parent");
+    let Order { address, journal, shift, role } =
+        serde_json::from_str(&order).expect("an order from our parent");
     let subject = T::attach(&address).await;
     catch_up(&subject.clock(), shift);
     let journal = Journal::open(&journal);

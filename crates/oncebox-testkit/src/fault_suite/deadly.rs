@@ -51,8 +51,7 @@ pub(crate) async fn drain<T: Subject>(subject: &T, journal: &Journal) {
 
 /// A child's work: a runner as in production.
 pub(crate) async fn run_until_killed<T: Subject>(subject: &T, journal: &Journal) {
-    let inbox =
-        Inbox::with_state(subject.store(), journal.clone()).on(KIND, handler("pay", paying::<T>));
+    let inbox = Inbox::with_state(subject.store(), journal.clone()).on(KIND, handler("pay", paying::<T>));
     run(inbox)
         .relay(journal.clone())
         .poll_every(std::time::Duration::from_millis(5))
@@ -61,7 +60,10 @@ pub(crate) async fn run_until_killed<T: Subject>(subject: &T, journal: &Journal)
 }
 
 /// Dead after exactly as many deaths as it has attempts, its bytes kept; the others of its batch are handled once.
-pub async fn a_message_that_kills_the_process_is_dead_after_its_attempts<T: Subject>(subject: T, worker: &str) {
+pub async fn a_message_that_kills_the_process_is_dead_after_its_attempts<T: Subject>(
+    subject: T,
+    worker: &str,
+) {
     let journal = Journal::create();
     let neighbours = deliver::<T>(&subject, &journal, KIND).await;
     deaths_until_idle(&subject, &journal, worker).await;

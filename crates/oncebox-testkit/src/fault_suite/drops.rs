@@ -113,7 +113,8 @@ pub async fn once_and_publish<T: Subject>(subject: T) {
         .sweep(async |polls| {
             let id = format!("a-{polls}");
             let mut own = bench.subject.begin().await;
-            let ready = poll_then_drop(import::<T>(bench.inbox.store(), &mut own, &id), polls).await.is_some();
+            let ready =
+                poll_then_drop(import::<T>(bench.inbox.store(), &mut own, &id), polls).await.is_some();
             if polls % 2 == 0 {
                 T::rollback(own).await;
             } else {

@@ -19,8 +19,7 @@ pub(crate) async fn check<T: Subject>(subject: &T, journal: &Journal) {
     exactly_one_effect(&effects);
     in_order_per_key(&effects);
     outgoing_as_committed(&effects, journal);
-    let received: BTreeSet<String> =
-        ORDERS.iter().chain(&INLINE_ORDERS).map(|id| (*id).to_owned()).collect();
+    let received: BTreeSet<String> = ORDERS.iter().chain(&INLINE_ORDERS).map(|id| (*id).to_owned()).collect();
     assert_eq!(journal.ids("receipt"), received, "effects outside the database, each at least once");
     only_the_doomed_is_left(&subject.store()).await;
     assert_eq!(subject.stuck_transactions().await, 0, "connections with a transaction open");

@@ -44,8 +44,7 @@ const KILLS: usize = 10;
 pub async fn a_runner_killed_at_any_moment_loses_and_doubles_nothing<T: Subject>(subject: T, worker: &str) {
     let journal = Journal::create();
     let seed = Seed::fixed(7);
-    let inbox = Inbox::with_state(subject.store(), journal.clone())
-        .on(KIND, handler("pay", paying::<T>));
+    let inbox = Inbox::with_state(subject.store(), journal.clone()).on(KIND, handler("pay", paying::<T>));
     run(inbox.clone()).drain().await.unwrap();
     let mut acknowledged: Vec<Message> = Vec::new();
     for _ in 0..KILLS {
@@ -66,8 +65,8 @@ pub async fn a_runner_killed_at_any_moment_loses_and_doubles_nothing<T: Subject>
         child.kill().await;
         subject.clock().advance(PAST_EVERYTHING);
     }
-    let inbox = Inbox::with_state(subject.reopen().await, journal.clone())
-        .on(KIND, handler("pay", paying::<T>));
+    let inbox =
+        Inbox::with_state(subject.reopen().await, journal.clone()).on(KIND, handler("pay", paying::<T>));
     let expected: Vec<&str> = acknowledged.iter().map(|message| message.id.as_str()).collect();
     until("everything acknowledged has its effect", || async {
         subject.clock().advance(PAST_EVERYTHING);

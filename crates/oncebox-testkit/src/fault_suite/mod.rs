@@ -24,12 +24,19 @@ mod scenario;
 macro_rules! fault_suite {
     ($subject:ty) => {
         $crate::cases! { $subject, fault_suite, points:
-            without_a_fault_everything_holds,
+            without_a_fault_everything_holds, an_overtaken_process_leaves_the_work_to_its_successor,
         }
         $crate::faults_in_every_method! { $subject:
             receive, register, claim, release, begin_lanes, begin_leased, begin_inline, begin_plain, commit, lease,
             settle, once, publish, lease_outgoing, settle_outgoing, set_paused, forget, deliveries, replay, discard,
             replay_outgoing, conflicts, handlers, outbox, add_counts, counts, purge, announce,
+        }
+        mod stalled {
+            use super::*;
+            $crate::stalls! { $subject:
+                receive, claim, release, begin_lanes, begin_leased, begin_inline, lease, settle, lease_outgoing,
+                settle_outgoing, add_counts,
+            }
         }
         $crate::cases! { $subject, fault_suite, renewal:
             a_handler_whose_lease_cannot_be_renewed_still_finishes,
@@ -92,6 +99,17 @@ macro_rules! faults_in_every_method {
                 $crate::fault_suite::children::test_in(module_path!(), "worker")
             }
         }
+    };
+}
+
+/// A test per method in which a process stands still.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! stalls {
+    ($subject:ty: $($method:ident),* $(,)?) => {
+        $($crate::fault_case! {
+            $method: $crate::fault_suite::points::stall_in::<$subject>(&CALLS, stringify!($method))
+        })*
     };
 }
 

@@ -66,14 +66,13 @@ pub(crate) async fn faults_in<T: Subject>(calls: &Calls, method: &'static str, h
         0 => Vec::new(),
         // How many hints follow the first depends on how fast the machine is.
         _ if method == "announce" => vec![1],
-        few @ 1..=3 => (1..=few).collect(),
-        many => vec![1, many / 2, many],
+        few @ 1..=2 => (1..=few).collect(),
+        // What lasts until somebody mends it also hits the later calls.
+        many if how == How::ErrorForEver => vec![1, many.div_ceil(2)],
+        many => vec![1, many.div_ceil(2), many],
     };
     let sides = [Side::Before, Side::After];
-    points
-        .into_iter()
-        .flat_map(|call| sides.map(|side| Fault { method, call, side, how }))
-        .collect()
+    points.into_iter().flat_map(|call| sides.map(|side| Fault { method, call, side, how })).collect()
 }
 
 /// Lives without a fault and counts calls.
@@ -131,6 +130,77 @@ async fn survive<T: Subject>(subject: T, fault: Fault) {
         subject.clock().advance(PAST_EVERYTHING);
     }
     assert!(plan.has_struck(), "the fault never happened");
+    check(&subject, &journal).await;
+}
+
+/// Stands still in this method, on both sides of its effect, while another process takes over and finishes; then
+/// goes on with what it believes to hold.
+///
+/// # Panics
+/// When an invariant does not hold; the text names the fault.
+pub async fn stall_in<T: Subject>(calls: &Calls, method: &'static str) {
+    for fault in faults_in::<T>(calls, method, How::Stall).await {
+        // Behind a begun transaction others wait, as they should; here everybody else must get on.
+        if fault.side == Side::After && method.starts_with("begin_") {
+            continue;
+        }
+        let Some(subject) = T::create().await else { return };
+        naming(fault, be_overtaken(subject, fault)).await;
+    }
+}
+
+async fn be_overtaken<T: Subject>(subject: T, fault: Fault) {
+    let (plan, journal) = (Plan::with(fault), Journal::create());
+    let slow = Scenario::start(&subject, subject.store(), plan.clone(), &journal);
+    let mut slow_life = Box::pin(slow.live());
+    tokio::select! {
+        lived = &mut slow_life => panic!("the fault never happened: {lived:?}"),
+        () = plan.struck() => {}
+    }
+    subject.clock().advance(PAST_EVERYTHING);
+    let quick = Scenario::start(&subject, subject.reopen().await, Plan::none(), &journal);
+    quick.live().await.expect("nobody is in the way");
+    quick.finish().await;
+    plan.heal();
+    // It may find out that it has been overtaken, and say so.
+    let _ = slow_life.await;
+    quick.finish().await;
+    check(&subject, &journal).await;
+}
+
+/// A process stands still with work in hand; so does the one that took the work over; then the first goes on.
+pub async fn an_overtaken_process_leaves_the_work_to_its_successor<T: Subject>(_available: T) {
+    for method in ["begin_lanes", "begin_leased"] {
+        let fault = Fault { method, call: 1, side: Side::Before, how: How::Stall };
+        let Some(subject) = T::create().await else { return };
+        naming(fault, be_overtaken_by_a_slow_one(subject, fault)).await;
+    }
+}
+
+async fn be_overtaken_by_a_slow_one<T: Subject>(subject: T, fault: Fault) {
+    let journal = Journal::create();
+    let (first_plan, second_plan) = (Plan::with(fault), Plan::with(fault));
+    let first = Scenario::start(&subject, subject.store(), first_plan.clone(), &journal);
+    let mut first_life = Box::pin(first.live());
+    tokio::select! {
+        lived = &mut first_life => panic!("the fault never happened: {lived:?}"),
+        () = first_plan.struck() => {}
+    }
+    subject.clock().advance(PAST_EVERYTHING);
+    let second = Scenario::start(&subject, subject.reopen().await, second_plan.clone(), &journal);
+    let mut second_life = Box::pin(second.live());
+    tokio::select! {
+        lived = &mut second_life => panic!("the work was not taken over: {lived:?}"),
+        () = second_plan.struck() => {}
+    }
+    // Each may find out that it has been overtaken, and say so.
+    first_plan.heal();
+    let _ = first_life.await;
+    second_plan.heal();
+    let _ = second_life.await;
+    let last = Scenario::start(&subject, subject.reopen().await, Plan::none(), &journal);
+    last.live().await.expect("nobody is in the way");
+    last.finish().await;
     check(&subject, &journal).await;
 }
 

@@ -56,10 +56,7 @@ async fn outlive<T: Subject>(fault: Fault) {
 }
 
 /// Takes as long as it takes for the lease to be prolonged, or not to be.
-async fn calling(
-    State((plan, journal)): State<(Plan, Journal)>,
-    message: Message,
-) -> Result<(), Failure> {
+async fn calling(State((plan, journal)): State<(Plan, Journal)>, message: Message) -> Result<(), Failure> {
     plan.struck().await;
     journal.note("call", &message.id, "");
     Ok(())

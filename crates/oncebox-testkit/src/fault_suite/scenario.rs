@@ -7,8 +7,8 @@ use std::time::Duration;
 use oncebox_core::admin::DeliveryFilter;
 use oncebox_core::store::{Registration, Retention};
 use oncebox_core::{
-    Attempt, Backoff, Error, ErrorKind, Failure, Inbox, Kinds, Message, Once, Processed, Received, Relay, State,
-    Store, handler, run,
+    Attempt, Backoff, Error, ErrorKind, Failure, Inbox, Kinds, Message, Once, Processed, Received, Relay,
+    State, Store, handler, run,
 };
 
 use crate::fault_suite::journal::Journal;
@@ -112,9 +112,9 @@ impl<'a, T: Subject> Scenario<'a, T> {
         let handlers = self.store.handlers().await.unwrap();
         let outbox = self.store.outbox().await.unwrap();
         left.iter().all(|delivery| delivery.state == Discarded)
-            && handlers.iter().all(|known| {
-                known.waiting + known.retrying + known.held + known.scheduled + known.dead == 0
-            })
+            && handlers
+                .iter()
+                .all(|known| known.waiting + known.retrying + known.held + known.scheduled + known.dead == 0)
             && outbox.iter().all(|sink| sink.waiting + sink.retrying + sink.dead == 0)
     }
 

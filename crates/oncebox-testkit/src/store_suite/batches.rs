@@ -1,10 +1,10 @@
 //! Many messages in one transaction: one that fails is found and leaves the others alone.
 
 use oncebox_core::admin::DeliveryState;
-use oncebox_core::{Attempt, Batch, Failure, Inbox, Message, handler};
+use oncebox_core::{Attempt, Batch, Failure, Inbox, Message};
 
 use super::fixtures::{
-    HOUR, KIND, assert_once, drain, failing, in_state, message, numbered, receive, registered,
+    HOUR, KIND, assert_once, drain, failing, handler, in_state, message, numbered, receive, registered,
 };
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf};

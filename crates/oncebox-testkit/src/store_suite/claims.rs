@@ -6,12 +6,12 @@ use std::time::Duration;
 use oncebox_core::admin::DeliveryState;
 use oncebox_core::store::{ABANDONED_AFTER, Claim, LaneBound, MoveLanes, ReadLanes, Token, TxLimits};
 use oncebox_core::store::{Commit, Connection};
-use oncebox_core::{Attempt, ErrorKind, Failure, Inbox, Kinds, Message, Store, handler, run};
+use oncebox_core::{Attempt, ErrorKind, Failure, Inbox, Kinds, Message, Store, run};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use super::fixtures::{
-    HOUR, KIND, assert_once, delivery, drain, ids, in_state, killed_at, message, numbered, receive,
+    HOUR, KIND, assert_once, delivery, drain, handler, ids, in_state, killed_at, message, numbered, receive,
     registered, start,
 };
 use crate::ledger::Effect;

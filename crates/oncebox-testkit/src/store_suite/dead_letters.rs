@@ -1,13 +1,13 @@
 //! Dead letters: everything is kept, and a person decides.
 
 use oncebox_core::admin::{DeliveryFilter, DeliveryState};
-use oncebox_core::{Attempt, Failure, Inbox, Message, Received, Store, handler};
+use oncebox_core::{Attempt, Failure, Inbox, Message, Received, Store};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::fixtures::{
-    HOUR, KIND, assert_once, deliveries, delivery, drain, failing, ids, in_state, keyed, message, notes,
-    numbered, receive, record_attempt, registered,
+    HOUR, KIND, assert_once, deliveries, delivery, drain, failing, handler, ids, in_state, keyed, message,
+    notes, numbered, receive, record_attempt, registered,
 };
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf};

@@ -4,9 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use oncebox_core::admin::DeliveryState;
-use oncebox_core::{Attempt, Failure, Inbox, Message, handler, run};
+use oncebox_core::{Attempt, Failure, Inbox, Message, run};
 
-use super::fixtures::{HOUR, KIND, assert_once, delivery, drain, failing, message, receive, registered};
+use super::fixtures::{
+    HOUR, KIND, assert_once, delivery, drain, failing, handler, message, receive, registered,
+};
 use crate::broker::{Manners, MemoryBroker};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf};

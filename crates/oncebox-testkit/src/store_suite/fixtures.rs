@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use oncebox_core::admin::{DeliveryFilter, DeliveryInfo, DeliveryState};
-use oncebox_core::{Attempt, Backoff, Error, Failure, Inbox, Message, Received, Run, Store, run};
+use oncebox_core::{
+    Attempt, Backoff, Error, Failure, Inbox, Message, NamedHandler, Received, Run, Store, run,
+};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -39,7 +41,13 @@ pub(super) fn ids_of(messages: &[Message]) -> Vec<&str> {
     messages.iter().map(|message| message.id.as_str()).collect()
 }
 
-/// One second, then up to ten: known well enough to step over.
+/// Names a handler whose retries wait for minutes: a slow machine must not make one due by itself.
+pub(super) fn handler<F, Args>(name: &str, function: F) -> NamedHandler<F, Args> {
+    let minute = Duration::from_secs(60);
+    oncebox_core::handler(name, function).backoff(Backoff::new(10 * minute, 30 * minute))
+}
+
+/// Ten seconds, then twice as long each time.
 pub(super) fn ten_seconds() -> Backoff {
     Backoff::new(Duration::from_secs(10), Duration::from_secs(80))
 }

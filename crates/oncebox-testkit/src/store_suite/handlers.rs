@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use oncebox_core::admin::DeliveryState;
-use oncebox_core::{Attempt, Batch, Counter, Failure, Inbox, Json, Message, Received, State, Store, handler};
+use oncebox_core::{Attempt, Batch, Counter, Failure, Inbox, Json, Message, Received, State, Store};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::fixtures::{
-    HOUR, KIND, assert_once, deliveries, drain, failing, ids, message, notes, numbered, receive, registered,
+    HOUR, KIND, assert_once, deliveries, drain, failing, handler, ids, message, notes, numbered, receive,
+    registered,
 };
 use crate::ledger::{Effect, Verdict};
 use crate::subject::{Subject, TxOf, recording};

@@ -1,9 +1,9 @@
 //! Which messages are the same: distinct ids never merge, equal ids always do.
 
 use oncebox_core::store::Arrival;
-use oncebox_core::{ErrorKind, Inbox, Message, Received, Store, handler};
+use oncebox_core::{ErrorKind, Inbox, Message, Received, Store};
 
-use super::fixtures::{KIND, drain, ids, message, receive, registered};
+use super::fixtures::{KIND, drain, handler, ids, message, receive, registered};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 

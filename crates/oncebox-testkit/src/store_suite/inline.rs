@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use oncebox_core::admin::DeliveryState;
-use oncebox_core::{Attempt, Batch, Failure, Inbox, Message, Processed, Received, Store, handler, run};
+use oncebox_core::{Attempt, Batch, Failure, Inbox, Message, Processed, Received, Store, run};
 use tokio::sync::{Barrier, Notify};
 use tokio::task::JoinSet;
 
 use super::fixtures::{
-    HOUR, KIND, assert_once, deliveries, delivery, drain, failing, ids, message, notes, numbered, receive,
-    registered,
+    HOUR, KIND, assert_once, deliveries, delivery, drain, failing, handler, ids, message, notes, numbered,
+    receive, registered,
 };
 use crate::broker::{Manners, MemoryBroker};
 use crate::ledger::Effect;

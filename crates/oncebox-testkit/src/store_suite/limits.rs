@@ -1,10 +1,8 @@
 //! What a message may look like, checked before anything is stored.
 
-use oncebox_core::{
-    ErrorKind, Inbox, LONGEST_HEADERS, LONGEST_KEY, LONGEST_KIND, LONGEST_SCOPE, Message, handler,
-};
+use oncebox_core::{ErrorKind, Inbox, LONGEST_HEADERS, LONGEST_KEY, LONGEST_KIND, LONGEST_SCOPE, Message};
 
-use super::fixtures::{KIND, drain, message, receive, registered};
+use super::fixtures::{KIND, drain, handler, message, receive, registered};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use oncebox_core::admin::DeliveryState;
-use oncebox_core::{Attempt, Counter, Failure, Inbox, Message, Processed, handler, run};
+use oncebox_core::{Attempt, Counter, Failure, Inbox, Message, Processed, run};
 
 use super::fixtures::{
-    HOUR, KIND, assert_once, drain, failing, ids, ids_of_key, in_state, keyed, message, receive, registered,
-    start,
+    HOUR, KIND, assert_once, drain, failing, handler, ids, ids_of_key, in_state, keyed, message, receive,
+    registered, start,
 };
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};

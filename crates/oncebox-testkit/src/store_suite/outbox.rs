@@ -1,9 +1,9 @@
 //! Outgoing messages: written with the work, sent after the commit, under one id.
 
 use jiff::Timestamp;
-use oncebox_core::{Attempt, Failure, Inbox, Message, Relay, Store, handler, run};
+use oncebox_core::{Attempt, Failure, Inbox, Message, Relay, Store, run};
 
-use super::fixtures::{HOUR, KIND, drain, keyed, message, numbered, receive, registered};
+use super::fixtures::{HOUR, KIND, drain, handler, keyed, message, numbered, receive, registered};
 use crate::broker::{Manners, MemoryBroker};
 use crate::faults::{Fault, Faulty, How, Plan, Side};
 use crate::subject::{Subject, TxOf};

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use oncebox_core::admin::DeliveryState;
 use oncebox_core::store::{AskLease, Commit, DoneLeases, LAPSED, Outcome, Settlement, Token, TxLimits};
-use oncebox_core::{Attempt, ErrorKind, Failure, Inbox, Message, Store, handler, run};
+use oncebox_core::{Attempt, ErrorKind, Failure, Inbox, Message, Store, run};
 use tokio::sync::{Barrier, Notify};
 
 use super::fixtures::{
-    HOUR, KIND, deliveries, delivery, drain, failing, killed_at, message, numbered, receive, registered,
-    start,
+    HOUR, KIND, deliveries, delivery, drain, failing, handler, killed_at, message, numbered, receive,
+    registered, start,
 };
 use crate::ledger::Effect;
 use crate::subject::Subject;

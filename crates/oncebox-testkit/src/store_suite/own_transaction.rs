@@ -1,8 +1,8 @@
 //! The caller's own transaction: `once` and `publish`.
 
-use oncebox_core::{Failure, Inbox, Message, Once, Store, handler, run};
+use oncebox_core::{Failure, Inbox, Message, Once, Store, run};
 
-use super::fixtures::{HOUR, KIND, assert_once, drain, message, numbered, receive, registered};
+use super::fixtures::{HOUR, KIND, assert_once, drain, handler, message, numbered, receive, registered};
 use crate::broker::{Manners, MemoryBroker};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf};

@@ -1,8 +1,10 @@
 //! Pausing a handler: for every process, until it is resumed.
 
-use oncebox_core::{Failure, Inbox, Message, Processed, Store, handler};
+use oncebox_core::{Failure, Inbox, Message, Processed, Store};
 
-use super::fixtures::{HOUR, KIND, assert_once, drain, failing, ids, message, numbered, receive, registered};
+use super::fixtures::{
+    HOUR, KIND, assert_once, drain, failing, handler, ids, message, numbered, receive, registered,
+};
 use crate::subject::{Subject, recording};
 
 /// Nothing is lost meanwhile, and the other handlers go on.

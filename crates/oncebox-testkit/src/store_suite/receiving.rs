@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use oncebox_core::{Inbox, Message, Received, Store, handler};
+use oncebox_core::{Inbox, Message, Received, Store};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use super::fixtures::{KIND, assert_once, drain, message, notes, numbered, receive, registered};
+use super::fixtures::{KIND, assert_once, drain, handler, message, notes, numbered, receive, registered};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use oncebox_core::admin::{DeliveryFilter, DeliveryState};
 use oncebox_core::store::{Purged, Retention};
-use oncebox_core::{Failure, Inbox, Message, Received, Store, handler};
+use oncebox_core::{Failure, Inbox, Message, Received, Store};
 
 use super::fixtures::{
-    HOUR, KIND, assert_once, deliveries, drain, failing, ids, message, numbered, receive, registered,
+    HOUR, KIND, assert_once, deliveries, drain, failing, handler, ids, message, numbered, receive, registered,
 };
 use crate::ledger::Verdict;
 use crate::subject::{Subject, TxOf, recording};

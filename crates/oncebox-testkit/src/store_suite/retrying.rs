@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use oncebox_core::admin::DeliveryState;
 use oncebox_core::store::{Commit, Connection, LAPSED, Park, ParkState, TxLimits};
-use oncebox_core::{Attempt, Failure, Inbox, Message, Store, handler, run};
+use oncebox_core::{Attempt, Failure, Inbox, Message, Store, run};
 use tokio::sync::Notify;
 
 use super::fixtures::{
-    HOUR, KIND, assert_once, delivery, drain, failing, killed_at, message, notes, receive, record_attempt,
-    registered, ten_seconds,
+    HOUR, KIND, assert_once, delivery, drain, failing, handler, killed_at, message, notes, receive,
+    record_attempt, registered, ten_seconds,
 };
 use crate::subject::{Subject, TxOf};
 

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use oncebox_core::{Counter, Failure, Inbox, Limits, Message, handler, run};
-use tokio::sync::Barrier;
+use oncebox_core::{Counter, Failure, Inbox, Limits, Message, run};
+use tokio::sync::watch;
 
-use super::fixtures::{HOUR, KIND, assert_once, failing, ids, message, numbered, receive, registered, start};
+use super::fixtures::{
+    HOUR, KIND, assert_once, failing, handler, ids, message, numbered, receive, registered, start,
+};
 use crate::broker::{Manners, MemoryBroker};
 use crate::faults::{Fault, Faulty, How, Plan, Side};
 use crate::ledger::Effect;
@@ -160,15 +162,15 @@ pub async fn a_handler_runs_in_several_transactions_at_once<T: Subject>(subject:
     if !T::FACTS.parallel_transactions {
         return;
     }
-    let barrier = Arc::new(Barrier::new(3));
-    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(watch::Sender::new(0)));
     let (running, highest) = (now.clone(), most.clone());
     let charge = move |mut tx: TxOf<T>, message: Message| {
-        let (barrier, running, highest) = (barrier.clone(), running.clone(), highest.clone());
+        let (running, highest) = (running.clone(), highest.clone());
         async move {
-            highest.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-            // Never comes open unless three are here at once.
-            barrier.wait().await;
+            let count = running.fetch_add(1, Ordering::SeqCst) + 1;
+            highest.send_modify(|highest| *highest = count.max(*highest));
+            // The first ones wait until three are here at once.
+            let _ = highest.subscribe().wait_for(|highest| *highest >= 3).await;
             running.fetch_sub(1, Ordering::SeqCst);
             T::record(&mut tx, Effect::of("charge", &message)).await?;
             Ok::<(), Failure>(())
@@ -179,7 +181,7 @@ pub async fn a_handler_runs_in_several_transactions_at_once<T: Subject>(subject:
     let running = start(run(inbox).concurrency(3).poll_every(FAST));
     until("everything is handled", || async { subject.effects().await.len() >= 30 }).await;
     running.stop().await;
-    assert_eq!((now.load(Ordering::SeqCst), most.load(Ordering::SeqCst)), (0, 3));
+    assert_eq!((now.load(Ordering::SeqCst), *most.borrow()), (0, 3));
     assert_once(&subject, &numbered(30), &["charge"]).await;
 }
 
@@ -201,6 +203,7 @@ pub async fn one_connection_is_enough_for_everything<T: Subject>(subject: T) {
         .on(KIND, handler("pay", publish))
         .on(KIND, handler("ship", failing::<T>("ship", shaky)).backoff(quick()).ordered())
         .on(KIND, handler("mail", mail));
+    let inbox = registered(inbox).await;
     let broker = MemoryBroker::new(5, Manners::BAD);
     let sink = MemoryBroker::new(6, Manners::GOOD);
     let runner = run(inbox.clone()).consume_inline(broker.source("orders")).relay(sink.clone());

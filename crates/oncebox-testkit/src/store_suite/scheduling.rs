@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use oncebox_core::admin::DeliveryState;
-use oncebox_core::{Attempt, Inbox, Message, Processed, handler, run};
+use oncebox_core::{Attempt, Inbox, Message, Processed, run};
 
 use super::fixtures::{
-    HOUR, KIND, assert_once, deliveries, drain, ids, in_state, message, notes, receive, record_attempt,
-    registered, start,
+    HOUR, KIND, assert_once, deliveries, drain, handler, ids, in_state, message, notes, receive,
+    record_attempt, registered, start,
 };
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};

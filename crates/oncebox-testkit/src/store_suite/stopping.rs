@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncebox_core::{Failure, Inbox, Message, handler, run};
+use oncebox_core::{Failure, Inbox, Message, run};
 use tokio::sync::Notify;
 
-use super::fixtures::{HOUR, KIND, assert_once, drain, message, numbered, receive, registered, start};
+use super::fixtures::{
+    HOUR, KIND, assert_once, drain, handler, message, numbered, receive, registered, start,
+};
 use crate::broker::{Manners, MemoryBroker};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};

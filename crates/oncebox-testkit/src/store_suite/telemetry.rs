@@ -1,9 +1,9 @@
 //! What can be seen from outside: traces that go through, and counters that need no table scan.
 
 use oncebox_core::store::Count;
-use oncebox_core::{Counter, Failure, Inbox, Message, Store, TraceContext, handler, run};
+use oncebox_core::{Counter, Failure, Inbox, Message, Store, TraceContext, run};
 
-use super::fixtures::{HOUR, KIND, drain, failing, keyed, message, numbered, receive, registered};
+use super::fixtures::{HOUR, KIND, drain, failing, handler, keyed, message, numbered, receive, registered};
 use crate::broker::{Manners, MemoryBroker};
 use crate::subject::{Subject, TxOf, recording};
 

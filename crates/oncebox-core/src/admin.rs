@@ -63,7 +63,7 @@ pub struct DeliveryFilter {
     pub since: Option<Timestamp>,
     /// Skip to rows after this one (for paging).
     pub after: Option<DeliveryId>,
-    /// The most rows; 100 unless set.
+    /// The most rows. Unless set: 100 when listing, all when replaying or discarding.
     pub limit: Option<usize>,
 }
 
@@ -71,6 +71,48 @@ impl DeliveryFilter {
     /// Everything.
     pub fn all() -> Self {
         Self::default()
+    }
+
+    /// Of this handler only.
+    pub fn handler(mut self, handler: impl Into<String>) -> Self {
+        self.handler = Some(handler.into());
+        self
+    }
+
+    /// In this state only.
+    pub fn state(mut self, state: DeliveryState) -> Self {
+        self.state = Some(state);
+        self
+    }
+
+    /// Of this message id only.
+    pub fn message_id(mut self, id: impl Into<String>) -> Self {
+        self.message_id = Some(id.into());
+        self
+    }
+
+    /// Of this kind only.
+    pub fn kind(mut self, kind: impl Into<String>) -> Self {
+        self.kind = Some(kind.into());
+        self
+    }
+
+    /// Of this key only.
+    pub fn key(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// Whose last error contains this text.
+    pub fn error(mut self, text: impl Into<String>) -> Self {
+        self.error = Some(text.into());
+        self
+    }
+
+    /// At most this many.
+    pub fn limit(mut self, rows: usize) -> Self {
+        self.limit = Some(rows);
+        self
     }
 
     /// Dead letters of one handler.

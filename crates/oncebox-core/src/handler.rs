@@ -23,6 +23,7 @@ use crate::store::{Registration, Store};
     label = "this function cannot be a handler here",
     note = "a handler is an `async fn` with owned arguments (the store's transaction, `Json<T>`, `Message`, \
             `Batch<T>`, `State<S>`, `Attempt`; at most eight) that returns `Result<(), Failure>`",
+    note = "to see which argument is wrong, name them: `handler::<_, (SqliteTx, Json<Order>)>(\"name\", function)`",
     note = "its future must be `Send`: hold nothing like `Rc` or a lock guard across an `.await`",
     note = "see the guide `handlers.md`, section \"when the compiler refuses a handler\""
 )]

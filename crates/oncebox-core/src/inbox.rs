@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::OnceCell;
+
 use crate::clock::Seed;
 use crate::counters::Counters;
 use crate::engine::inline;
@@ -29,6 +31,8 @@ pub struct Inbox<St: Store, S = ()> {
     pub(crate) handlers: Arc<Vec<Arc<Registered<St, S>>>>,
     pub(crate) settings: InboxSettings,
     pub(crate) shared: Arc<Shared<St>>,
+    /// Set once this list of handlers is known to the store.
+    registered: Arc<OnceCell<()>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +48,14 @@ pub(crate) struct Shared<St: Store> {
     pub(crate) counters: Arc<Counters>,
     pub(crate) wake: Wake,
     pub(crate) seed: Seed,
+}
+
+impl<St: Store> Shared<St> {
+    /// There may be work for any process.
+    pub(crate) fn ring_everywhere(&self) {
+        self.wake.ring();
+        self.receiver.announce();
+    }
 }
 
 impl<St: Store> Inbox<St> {
@@ -76,6 +88,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
             store,
             state,
             handlers: Arc::default(),
+            registered: Arc::default(),
             settings: InboxSettings {
                 limits: Limits::default(),
                 retention: Retention::default(),
@@ -108,6 +121,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
             registered.name()
         );
         Arc::make_mut(&mut self.handlers).push(registered);
+        self.registered = Arc::default();
         self
     }
 
@@ -129,6 +143,29 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
         self
     }
 
+    /// Makes the handlers known to the store: a new one gets every message received from now on.
+    ///
+    /// `receive`, `process` and `run` do it by themselves the first time; call it at start to fail early when the
+    /// schema is missing.
+    pub async fn register(&self) -> Result<(), Error> {
+        self.register_now().await?;
+        // Already set when another clone was quicker.
+        let _ = self.registered.set(());
+        Ok(())
+    }
+
+    async fn register_now(&self) -> Result<(), Error> {
+        let handlers: Vec<_> = self.handlers.iter().map(|handler| handler.registration.clone()).collect();
+        self.store.register(&handlers).await
+    }
+
+    async fn register_once(&self) -> Result<(), Error> {
+        if !self.handlers.is_empty() {
+            self.registered.get_or_try_init(|| async { self.register_now().await }).await?;
+        }
+        Ok(())
+    }
+
     /// Stores messages for the handlers and answers per message: new, duplicate or conflict.
     ///
     /// What is answered has been committed: acknowledge it. On `Err` nothing may be acknowledged; calling again with
@@ -136,7 +173,9 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
     /// Calls that arrive at the same time share one statement.
     pub async fn receive(&self, messages: &[Message]) -> Result<Vec<Received>, Error> {
         self.refuse_direct("receive")?;
-        self.shared.receiver.receive(self.checked(messages)?, self.routes()).await
+        let checked = self.checked(messages)?;
+        self.register_once().await?;
+        self.shared.receiver.receive(checked, self.routes()).await
     }
 
     /// Handles one message now, in one transaction, and remembers it.
@@ -151,6 +190,9 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
     /// Handles many messages now, sharing transactions where all goes well; answers in order.
     pub async fn process_all(&self, messages: Vec<Message>) -> Result<Vec<Processed>, Error> {
         let checked = self.checked(&messages)?;
+        if self.settings.remembers {
+            self.register_once().await?;
+        }
         inline::process(self, checked).await
     }
 
@@ -217,6 +259,7 @@ impl<St: Store, S: Clone> Clone for Inbox<St, S> {
             handlers: self.handlers.clone(),
             settings: self.settings,
             shared: self.shared.clone(),
+            registered: self.registered.clone(),
         }
     }
 }

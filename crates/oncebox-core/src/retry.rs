@@ -22,7 +22,7 @@ impl Backoff {
     /// From `first` after the first failed attempt up to `max`.
     ///
     /// # Panics
-    /// When `first` is longer than `max`: the two are swapped.
+    /// When `first` is longer than `max`.
     pub fn new(first: Duration, max: Duration) -> Self {
         assert!(first <= max, "backoff: first ({first:?}) is longer than max ({max:?})");
         Self { first, max }

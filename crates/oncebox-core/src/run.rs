@@ -106,9 +106,11 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Run<St, S> {
     }
 
     /// Runs what is ready now, in this task, then returns: deliveries due later stay. For tests.
+    ///
+    /// Handlers and relays only: sources are not asked, so give messages to [`Inbox::receive`].
     pub async fn drain(self) -> Result<(), Error> {
         let inbox = self.inbox;
-        register(&inbox).await?;
+        inbox.register().await?;
         let mut workers = Vec::new();
         for handler in inbox.handlers.iter() {
             workers.push(if handler.takes_tx {
@@ -142,7 +144,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Run<St, S> {
 
     async fn start(self) -> Result<(), Error> {
         let Self { inbox, sources, relays, concurrency, poll_every, stop } = self;
-        register(&inbox).await?;
+        inbox.register().await?;
         // Three stages, so that what a source has delivered is handled and what a handler has published is sent.
         let (stop_sources, sources_stop) = watch::channel(false);
         let (stop_handlers, handlers_stop) = watch::channel(false);
@@ -212,11 +214,6 @@ impl<St: Store, S> fmt::Debug for Run<St, S> {
             .field("concurrency", &self.concurrency)
             .finish_non_exhaustive()
     }
-}
-
-async fn register<St: Store, S>(inbox: &Inbox<St, S>) -> Result<(), Error> {
-    let handlers: Vec<_> = inbox.handlers.iter().map(|handler| handler.registration.clone()).collect();
-    inbox.store.register(&handlers).await
 }
 
 async fn join(mut tasks: JoinSet<()>) {

@@ -78,6 +78,14 @@ impl<K: Sink> Relay<K> {
         self
     }
 
+    /// How long the sink may take to confirm one call; 15 s unless set, 25 s at most.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        let allowed = Duration::from_millis(1)..=Duration::from_secs(25);
+        assert!(allowed.contains(&timeout), "relay `{}`: the timeout must be 1 ms to 25 s", self.name);
+        self.timeout = timeout;
+        self
+    }
+
     /// At most this many messages in one call of the sink; 500 unless set.
     pub fn batch(mut self, messages: usize) -> Self {
         assert!((1..=10_000).contains(&messages), "relay `{}`: a batch has 1 to 10,000 messages", self.name);

@@ -75,7 +75,8 @@ async fn a_handlers_transaction_holds_no_advisory_lock() {
         let locks: i64 = sqlx::query_scalar("select count(*) from pg_locks where locktype = 'advisory'")
             .fetch_one(&mut *tx)
             .await?;
-        PgSubject::record(&mut tx, Effect { note: locks.to_string(), ..Effect::of("charge", &message) }).await?;
+        PgSubject::record(&mut tx, Effect { note: locks.to_string(), ..Effect::of("charge", &message) })
+            .await?;
         Ok::<(), Failure>(())
     };
     let inbox = Inbox::new(subject.store()).on("order", handler("charge", charge).ordered());

@@ -22,3 +22,30 @@ pub use oncebox_postgres::{self as postgres, PgStore, PgTx};
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use oncebox_sqlite::{self as sqlite, SqliteStore, SqliteTx};
+
+// The guides' code is compiled as doc tests.
+#[cfg(all(doctest, feature = "sqlite", feature = "postgres"))]
+mod guides {
+    #[doc = include_str!("../../../guides/getting-started.md")]
+    mod getting_started {}
+    #[doc = include_str!("../../../guides/handlers.md")]
+    mod handlers {}
+    #[doc = include_str!("../../../guides/inline.md")]
+    mod inline {}
+    #[doc = include_str!("../../../guides/own-transaction.md")]
+    mod own_transaction {}
+    #[doc = include_str!("../../../guides/outbox.md")]
+    mod outbox {}
+    #[doc = include_str!("../../../guides/stores.md")]
+    mod stores {}
+    #[doc = include_str!("../../../guides/retention.md")]
+    mod retention {}
+    #[doc = include_str!("../../../guides/dead-letters.md")]
+    mod dead_letters {}
+    #[doc = include_str!("../../../guides/telemetry.md")]
+    mod telemetry {}
+    #[doc = include_str!("../../../guides/testing.md")]
+    mod testing {}
+    #[doc = include_str!("../../../guides/crash-safety.md")]
+    mod crash_safety {}
+}

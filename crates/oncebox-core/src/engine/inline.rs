@@ -78,6 +78,12 @@ where
 {
     let mut answers = Vec::with_capacity(messages.len());
     'messages: for message in messages {
+        if !inbox.handlers.iter().any(|handler| handler.wants(&message.kind)) {
+            // Nothing is stored here, so answering "done" would make the message vanish.
+            inbox.shared.counters.add("", Counter::Unrouted, 1);
+            answers.push(Processed::Failed(format!("no handler wants the kind `{}`", message.kind)));
+            continue;
+        }
         let wanted = inbox.handlers.iter().filter(|handler| handler.wants(&message.kind));
         for handler in wanted.filter(|handler| !handler.takes_tx) {
             if let Err(failure) = call_outside(inbox, handler, &[&message], 1).await {
@@ -247,8 +253,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for InlineWork<'_,
             tally.count(self.inbox, &handler);
         }
         if woken {
-            self.inbox.shared.wake.ring();
-            self.inbox.shared.receiver.announce();
+            self.inbox.shared.ring_everywhere();
         }
         Ok(())
     }

@@ -3,6 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::counters::Counter;
 use crate::engine::call::Open;
@@ -18,6 +21,9 @@ use crate::store::{
     Park, ParkState, ReadLanes, SUSPECTED, Store, Token, TxLimits,
 };
 
+/// How long lanes are kept while they are full, before they are claimed anew.
+const CLAIM_FOR: Duration = Duration::from_secs(1);
+
 /// One worker's way through the lanes of a handler.
 pub(crate) struct LaneWorker<St: Store, S> {
     inbox: Inbox<St, S>,
@@ -31,7 +37,8 @@ pub(crate) struct LaneWorker<St: Store, S> {
 impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
     /// `workers` is how many of these share the handler in this process.
     pub(crate) fn new(inbox: Inbox<St, S>, handler: Arc<Registered<St, S>>, workers: usize) -> Self {
-        let most_lanes = usize::from(LANES).div_ceil(workers.max(1));
+        // No more lanes than a batch has messages: the others would only wait, and nobody else could run them.
+        let most_lanes = usize::from(LANES).div_ceil(workers.max(1)).min(handler.settings.batch);
         let token = new_token(&inbox.shared.seed);
         Self { inbox, handler, token, lanes_wanted: most_lanes, most_lanes }
     }
@@ -84,8 +91,10 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
             return Ok(true);
         }
         let limit = self.handler.settings.batch;
+        let began = Instant::now();
         loop {
-            let stopping = stop();
+            // Claiming again is what notices a pause, and lets other processes have a turn.
+            let stopping = stop() || began.elapsed() >= CLAIM_FOR;
             let mut work = LaneWork {
                 inbox: &self.inbox,
                 handler: &self.handler,
@@ -134,8 +143,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
                 .rows
                 .iter()
                 .filter_map(|row| {
-                    let (message, state) =
-                        self.parked(row, &mut keys, ParkState::Ready(std::time::Duration::ZERO))?;
+                    let (message, state) = self.parked(row, &mut keys, ParkState::Ready(Duration::ZERO))?;
                     let ran = matches!(state, ParkState::Ready(_) | ParkState::Held) && !row.held;
                     let error = ran.then(|| SUSPECTED.to_owned());
                     let attempts = if ran { attempts } else { 0 };
@@ -378,7 +386,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
         self.unmarked += unmarked;
         tally.count(self.inbox, self.handler.name());
         if published || parked {
-            self.inbox.shared.wake.ring();
+            self.inbox.shared.ring_everywhere();
         }
         Ok(())
     }

@@ -217,6 +217,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LeasedWork<'_,
     ) -> Result<(), Error> {
         let leases: Vec<Lease> = self.deliveries[span].iter().map(|delivery| delivery.lease).collect();
         let count = leases.len();
+        let published = !open.outgoing.is_empty();
         let commit = Commit {
             done: Some(DoneLeases { handler: self.handler.name().to_owned(), leases }),
             outgoing: open.outgoing,
@@ -225,7 +226,11 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LeasedWork<'_,
         self.inbox.store.commit(open.connection, commit).await?;
         self.inbox.shared.counters.add(self.handler.name(), Counter::Done, count);
         // The relay, or the next held message of a key, may have something to do.
-        self.inbox.shared.wake.ring();
+        if published {
+            self.inbox.shared.ring_everywhere();
+        } else {
+            self.inbox.shared.wake.ring();
+        }
         Ok(())
     }
 

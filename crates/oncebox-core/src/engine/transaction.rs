@@ -92,7 +92,7 @@ where
     let mut committed = 0;
     let mut strikes = 0;
     // The span to run next is at the end.
-    let mut spans = vec![0..count];
+    let mut spans = Vec::from([0..count]);
     while let Some(span) = spans.pop() {
         let begun = match work.begin(span.clone()).await {
             Ok(Some(begun)) => begun,
@@ -151,15 +151,11 @@ enum Ran<St: Store, S> {
     /// The items up to this count were run.
     All(Open<St::Connection>, usize),
     /// A call failed.
-    Failed {
-        open: Option<Open<St::Connection>>,
-        call: FailedCall<St, S>,
-        earlier: Vec<usize>,
-        failure: Failure,
-    },
+    Failed { open: Option<Open<St::Connection>>, call: CallOf<St, S>, earlier: Vec<usize>, failure: Failure },
 }
 
-struct FailedCall<St: Store, S> {
+/// A call of one handler with these items.
+struct CallOf<St: Store, S> {
     handler: Arc<Registered<St, S>>,
     items: Vec<usize>,
 }
@@ -190,7 +186,7 @@ where
             match (given_back, result) {
                 (Some(back), Ok(())) => open = back,
                 (open, Err(failure)) => {
-                    let call = FailedCall { handler: handler.clone(), items: vec![index] };
+                    let call = CallOf { handler: handler.clone(), items: vec![index] };
                     return Ran::Failed { open, call, earlier, failure };
                 }
                 (None, Ok(())) => unreachable!("a handler that kept its transaction has failed"),
@@ -202,17 +198,14 @@ where
             break;
         }
     }
-    for (handler, wanted) in batch_calls(&items[..reached]) {
-        let messages: Vec<&Message> =
-            wanted.iter().filter_map(|&index| items[index].message.as_ref()).collect();
-        let attempt = wanted.iter().map(|&index| items[index].attempt).max().unwrap_or(1);
-        let (given_back, result) = call_in_tx(inbox, &handler, &messages, attempt, open).await;
+    for call in batch_calls(&items[..reached]) {
+        let wanted = call.items.iter().map(|&index| &items[index]);
+        let messages: Vec<&Message> = wanted.clone().filter_map(|item| item.message.as_ref()).collect();
+        let attempt = wanted.map(|item| item.attempt).max().unwrap_or(1);
+        let (given_back, result) = call_in_tx(inbox, &call.handler, &messages, attempt, open).await;
         match (given_back, result) {
             (Some(back), Ok(())) => open = back,
-            (open, Err(failure)) => {
-                let call = FailedCall { handler, items: wanted };
-                return Ran::Failed { open, call, earlier, failure };
-            }
+            (open, Err(failure)) => return Ran::Failed { open, call, earlier, failure },
             (None, Ok(())) => unreachable!("a handler that kept its transaction has failed"),
         }
     }
@@ -220,13 +213,13 @@ where
 }
 
 /// Each handler that takes batches, with the items it wants.
-fn batch_calls<St: Store, S>(items: &[Item<St, S>]) -> Vec<(Arc<Registered<St, S>>, Vec<usize>)> {
-    let mut calls: Vec<(Arc<Registered<St, S>>, Vec<usize>)> = Vec::new();
+fn batch_calls<St: Store, S>(items: &[Item<St, S>]) -> Vec<CallOf<St, S>> {
+    let mut calls: Vec<CallOf<St, S>> = Vec::new();
     for (index, item) in items.iter().enumerate() {
         for handler in item.handlers.iter().filter(|handler| handler.takes_batch) {
-            match calls.iter_mut().find(|(known, _)| Arc::ptr_eq(known, handler)) {
-                Some((_, wanted)) => wanted.push(index),
-                None => calls.push((handler.clone(), vec![index])),
+            match calls.iter_mut().find(|call| Arc::ptr_eq(&call.handler, handler)) {
+                Some(call) => call.items.push(index),
+                None => calls.push(CallOf { handler: handler.clone(), items: vec![index] }),
             }
         }
     }
@@ -238,14 +231,14 @@ fn split<St, S, W>(
     work: &mut W,
     spans: &mut Vec<Range<usize>>,
     span: Range<usize>,
-    call: FailedCall<St, S>,
+    call: CallOf<St, S>,
     earlier: &[usize],
     failure: Failure,
 ) where
     St: Store,
     W: Work<St, S>,
 {
-    let FailedCall { handler, items } = call;
+    let CallOf { handler, items } = call;
     match items[..] {
         [index] => {
             let absolute = span.start + index;

@@ -1,5 +1,5 @@
 //! A schema of its own for each test, in the database named by `ONCEBOX_TEST_POSTGRES`.
-#![allow(dead_code, missing_docs, unreachable_pub)]
+#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)]
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, resume_unwind};

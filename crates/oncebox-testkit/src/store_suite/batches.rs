@@ -1,5 +1,7 @@
 //! Many messages in one transaction: one that fails is found and leaves the others alone.
 
+use std::time::Duration;
+
 use oncebox_core::admin::DeliveryState;
 use oncebox_core::{Attempt, Batch, Failure, Inbox, Message};
 
@@ -112,4 +114,20 @@ pub async fn a_long_lane_is_run_batch_by_batch<T: Subject>(subject: T) {
     drain(&inbox).await;
     assert_only_the_bad_ones_wait(&subject, &inbox, "charge").await;
     assert_eq!(inbox.receive(&[message("m-000").key("one lane")]).await.unwrap().len(), 1);
+}
+
+/// A transaction does not go on for ever: it is committed after a while, and what is left starts the next one.
+pub async fn a_slow_batch_is_committed_in_pieces<T: Subject>(subject: T) {
+    let slow = |mut tx: TxOf<T>, message: Message, Attempt(attempt): Attempt| async move {
+        T::work_for(&mut tx, Duration::from_millis(120)).await?;
+        T::record(&mut tx, Effect::of("slow", &message)).await?;
+        if message.id == "m-004" && attempt == 1 { Err(Failure::from("bad")) } else { Ok(()) }
+    };
+    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("slow", slow))).await;
+    receive(&inbox, &numbered(7)).await;
+    drain(&inbox).await;
+    assert_eq!(in_state(inbox.store(), "slow", DeliveryState::Retrying).await, ["m-004"]);
+    subject.clock().advance(HOUR);
+    drain(&inbox).await;
+    assert_once(&subject, &numbered(7), &["slow"]).await;
 }

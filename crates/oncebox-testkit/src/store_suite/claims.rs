@@ -128,6 +128,24 @@ pub async fn the_neighbours_of_a_message_that_kills_the_process_are_unharmed<T: 
     }
 }
 
+/// I8, for first attempts that share a transaction because they all have rows: with one attempt each, too.
+pub async fn the_neighbours_of_a_scheduled_killer_are_unharmed<T: Subject>(subject: T) {
+    let (inbox, entered) = killer(&subject, 1);
+    let inbox = registered(inbox).await;
+    let at = jiff::Timestamp::now() + HOUR;
+    let neighbours = numbered(6);
+    let scheduled = |messages: &[Message]| -> Vec<Message> {
+        messages.iter().map(|message| message.clone().not_before(at)).collect()
+    };
+    receive(&inbox, &scheduled(&neighbours[..3])).await;
+    receive(&inbox, &scheduled(&[message("killer")])).await;
+    receive(&inbox, &scheduled(&neighbours[3..])).await;
+    drain(&inbox).await;
+    subject.clock().advance(2 * HOUR);
+    kill_until_dead(&subject, &inbox, &entered).await;
+    assert_once(&subject, &neighbours, &["charge"]).await;
+}
+
 /// The mark of a living process is respected, that of a dead one is taken over after its time.
 pub async fn lanes_of_a_dead_process_are_taken_over<T: Subject>(subject: T) {
     let (inbox, entered) = killer(&subject, 2);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use oncebox_core::admin::DeliveryState;
 use oncebox_core::{Attempt, Batch, Failure, Inbox, Message, Processed, Received, Store, run};
@@ -115,6 +116,18 @@ pub async fn a_bad_inline_message_leaves_its_neighbours_unharmed<T: Subject>(sub
     subject.clock().advance(HOUR);
     drain(&inbox).await;
     assert_once(&subject, &numbered(20), &["charge"]).await;
+}
+
+/// The ids of the whole call are in one transaction, so it cannot be cut short: what was not run would be lost.
+pub async fn a_slow_inline_call_loses_nothing<T: Subject>(subject: T) {
+    let slow = |mut tx: TxOf<T>, message: Message| async move {
+        T::work_for(&mut tx, Duration::from_millis(120)).await?;
+        T::record(&mut tx, Effect::of("slow", &message)).await?;
+        Ok::<(), Failure>(())
+    };
+    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("slow", slow))).await;
+    assert_eq!(inbox.process_all(numbered(6)).await.unwrap(), vec![Processed::Done; 6]);
+    assert_once(&subject, &numbered(6), &["slow"]).await;
 }
 
 /// Many in one call, also inline.

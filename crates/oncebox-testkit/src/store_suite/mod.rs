@@ -94,6 +94,7 @@ macro_rules! store_suite {
             a_batch_with_a_bad_message_is_split_until_it_is_alone,
             a_failing_message_among_rows_of_their_own_leaves_the_others_unharmed,
             a_long_lane_is_run_batch_by_batch,
+            a_slow_batch_is_committed_in_pieces,
         }
         $crate::cases! { $subject, store_suite, retrying:
             the_wait_between_attempts_grows_by_the_database_clock,
@@ -138,6 +139,7 @@ macro_rules! store_suite {
             a_failed_inline_message_becomes_a_stored_delivery,
             a_permanent_inline_failure_is_a_dead_letter,
             a_bad_inline_message_leaves_its_neighbours_unharmed,
+            a_slow_inline_call_loses_nothing,
             an_inline_batch_handler_gets_the_whole_call,
             an_outside_handler_of_an_inline_message_is_left_to_the_runner,
             an_inline_message_nobody_wants_is_stored,
@@ -233,6 +235,7 @@ macro_rules! store_suite {
             slow_and_fast_receivers_lose_nothing_to_runners,
             a_message_that_kills_the_process_is_dead_after_its_attempts,
             the_neighbours_of_a_message_that_kills_the_process_are_unharmed,
+            the_neighbours_of_a_scheduled_killer_are_unharmed,
             lanes_of_a_dead_process_are_taken_over,
             who_has_lost_a_lane_commits_nothing,
             a_hanging_handler_does_not_stop_the_others,

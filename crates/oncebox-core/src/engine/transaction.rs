@@ -92,7 +92,7 @@ where
     let mut committed = 0;
     let mut strikes = 0;
     // The span to run next is at the end.
-    let mut spans = Vec::from([0..count]);
+    let mut spans: Vec<Range<usize>> = std::iter::once(0..count).collect();
     while let Some(span) = spans.pop() {
         let begun = match work.begin(span.clone()).await {
             Ok(Some(begun)) => begun,

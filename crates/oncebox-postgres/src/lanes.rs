@@ -155,7 +155,7 @@ impl Inner {
             .fetch_all(&mut **tx)
             .await?;
         let Some(first) = rows.first() else { return Ok(None) };
-        tx.note_backend(first)?;
+        tx.note_session(first)?;
         if rows::amount(first, 0)? != read.lanes.len() as u64 {
             return Ok(None);
         }
@@ -190,7 +190,7 @@ impl Inner {
                     .bind(columns.attempts)
                     .fetch_one(&mut **tx)
                     .await?;
-                tx.note_backend(&row)?;
+                tx.note_session(&row)?;
                 rows::amount(&row, 0)
             })
             .await?;
@@ -206,7 +206,7 @@ impl Inner {
         let (tx, ()) = self
             .settled(tx, async |tx| {
                 let row = self.sql.begin_plain.query().fetch_one(&mut **tx).await?;
-                Ok(tx.note_backend(&row)?)
+                Ok(tx.note_session(&row)?)
             })
             .await?;
         Ok(tx)

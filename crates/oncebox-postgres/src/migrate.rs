@@ -7,7 +7,7 @@ use sqlx::{Executor, PgConnection, Row};
 
 use crate::error::Problem;
 use crate::rows::timestamp;
-use crate::sql::{Schema, Sql, Statement};
+use crate::sql::{CREATE_SCHEMA, SCHEMA_EXISTS, Schema, Sql, Statement, migration_row};
 use crate::store::Inner;
 use crate::tx::{autocommit, transaction};
 
@@ -55,14 +55,7 @@ pub fn migration_sql(schema: &str) -> Result<String, Error> {
     for migration in MIGRATIONS {
         sql.push('\n');
         sql.push_str(&migration.text.replace("{schema}", &schema.quoted()));
-        sql.push_str(&format!(
-            "insert into {}.migration (version, name, checksum, applied_at)\n\
-             values ({}, '{}', '{}', (extract(epoch from clock_timestamp()) * 1000000)::bigint);\n",
-            schema.quoted(),
-            migration.version,
-            migration.name,
-            migration.checksum()
-        ));
+        sql.push_str(&migration_row(&schema, migration.version, migration.name, &migration.checksum()));
     }
     sql.push_str("commit;\n");
     Ok(sql)
@@ -141,9 +134,8 @@ impl Inner {
 
     /// `if not exists` still fails when a rival creates the same thing at the same time; then it is there.
     async fn create_schema(&self) -> Result<(), Error> {
-        let schema = Statement::render("create schema if not exists {schema}", &self.options.schema);
-        let exists =
-            Statement::render("select to_regnamespace('{schema}') is not null", &self.options.schema);
+        let schema = Statement::render(CREATE_SCHEMA, &self.options.schema);
+        let exists = Statement::render(SCHEMA_EXISTS, &self.options.schema);
         let mut last = None;
         for _ in 0..MOST_TRIES {
             let result = transaction!(self, |connection| {

@@ -195,7 +195,7 @@ impl Inner {
         }
         let mut held = Vec::new();
         if let Some(row) = rows.first() {
-            tx.note_backend(row)?;
+            tx.note_session(row)?;
             let handlers: Vec<String> = row.try_get(4)?;
             let keys: Vec<String> = row.try_get(5)?;
             held = handlers.into_iter().zip(keys).collect();

@@ -56,6 +56,26 @@ impl Schema {
     }
 }
 
+/// What makes the schema itself, before there is a table to ask.
+pub(crate) const CREATE_SCHEMA: &str = "create schema if not exists {schema}";
+pub(crate) const SCHEMA_EXISTS: &str = "select to_regnamespace('{schema}') is not null";
+
+/// Notes a migration as applied, in a script without parameters.
+pub(crate) fn migration_row(schema: &Schema, version: i32, name: &str, checksum: &str) -> String {
+    format!(
+        "insert into {}.migration (version, name, checksum, applied_at)\n\
+         values ({version}, '{name}', '{checksum}', (extract(epoch from clock_timestamp()) * 1000000)::bigint);\n",
+        schema.quoted()
+    )
+}
+
+/// Fails unless the transaction carries this marker, and commits it then.
+pub(crate) fn check_and_commit(marker: &str) -> String {
+    format!(
+        "select 1 / (current_setting('oncebox.tx', true) is not distinct from '{marker}')::int; commit and chain"
+    )
+}
+
 macro_rules! statements {
     ($($name:ident),* $(,)?) => {
         /// Every statement of the store.

@@ -17,7 +17,7 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use crate::error::Problem;
-use crate::sql::Statement;
+use crate::sql::{self, Statement};
 
 /// The driver's own bookkeeping of transactions, so that a handler's `begin` makes a savepoint.
 type Manager = <Postgres as Database>::TransactionManager;
@@ -101,14 +101,14 @@ pub struct PgTransaction {
     lent: Lent,
     // Set for this transaction only, on the server: gone as soon as somebody else ends the transaction.
     marker: String,
-    backend: Backend,
+    session: Session,
     pool: PgPool,
     revoke: Statement,
 }
 
 /// The server's side of a transaction. The process may serve others later; its time of beginning tells them apart.
 #[derive(Debug, Clone, Copy, Default)]
-struct Backend {
+struct Session {
     pid: i32,
     began_at: i64,
 }
@@ -131,12 +131,12 @@ impl PgTransaction {
         );
         let mut lent = Lent::from_pool(pool).await?;
         Manager::begin(&mut lent, Some(AssertSqlSafe(statement).into_sql_str())).await?;
-        Ok(Self { lent, marker, backend: Backend::default(), pool: pool.clone(), revoke: revoke.clone() })
+        Ok(Self { lent, marker, session: Session::default(), pool: pool.clone(), revoke: revoke.clone() })
     }
 
-    /// Remembers which backend this is, from the columns `pid` and `began_at`.
-    pub(crate) fn note_backend(&mut self, row: &PgRow) -> Result<(), sqlx::Error> {
-        self.backend = Backend { pid: row.try_get("pid")?, began_at: row.try_get("began_at")? };
+    /// Remembers which session this is, from the columns `pid` and `began_at`.
+    pub(crate) fn note_session(&mut self, row: &PgRow) -> Result<(), sqlx::Error> {
+        self.session = Session { pid: row.try_get("pid")?, began_at: row.try_get("began_at")? };
         Ok(())
     }
 
@@ -163,10 +163,7 @@ impl PgTransaction {
     /// the commit behind it is not run. `and chain` leaves an empty transaction for sqlx to count down; its rollback
     /// travels with the ping that the pool sends anyway.
     pub(crate) async fn check_and_commit(&mut self) -> Result<(), Problem> {
-        let statement = format!(
-            "select 1 / (current_setting('oncebox.tx', true) is not distinct from '{}')::int; commit and chain",
-            self.marker
-        );
+        let statement = sql::check_and_commit(&self.marker);
         (&mut *self.lent).execute(sqlx::raw_sql(AssertSqlSafe(statement))).await?;
         Manager::start_rollback(&mut self.lent);
         Ok(())
@@ -186,11 +183,11 @@ impl Connection for PgTransaction {
     }
 
     fn revoker(&self) -> Revoker {
-        let (pool, revoke, backend) = (self.pool.clone(), self.revoke.clone(), self.backend);
+        let (pool, revoke, session) = (self.pool.clone(), self.revoke.clone(), self.session);
         Box::new(move || {
             async move {
-                if let Err(error) = end_backend(&pool, &revoke, backend).await {
-                    tracing::warn!(pid = backend.pid, %error, "a kept transaction could not be ended");
+                if let Err(error) = end_session(&pool, &revoke, session).await {
+                    tracing::warn!(pid = session.pid, %error, "a kept transaction could not be ended");
                 }
             }
             .boxed()
@@ -199,8 +196,8 @@ impl Connection for PgTransaction {
 }
 
 /// The pool may be empty because of transactions that are kept, so this does not wait for it.
-async fn end_backend(pool: &PgPool, revoke: &Statement, backend: Backend) -> Result<(), sqlx::Error> {
-    let query = revoke.query().bind(backend.pid).bind(backend.began_at);
+async fn end_session(pool: &PgPool, revoke: &Statement, session: Session) -> Result<(), sqlx::Error> {
+    let query = revoke.query().bind(session.pid).bind(session.began_at);
     if let Some(connection) = pool.try_acquire() {
         let mut lent = Lent(Some(connection));
         query.execute(&mut *lent).await?;
@@ -229,7 +226,7 @@ impl DerefMut for PgTransaction {
 
 impl fmt::Debug for PgTransaction {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("PgTransaction").field("backend", &self.backend).finish_non_exhaustive()
+        formatter.debug_struct("PgTransaction").field("session", &self.session).finish_non_exhaustive()
     }
 }
 

@@ -133,9 +133,9 @@ create table {prefix}outbox (
 ) strict;
 
 create index {prefix}outbox_waiting on {prefix}outbox (sink, seq) where dead = 0;
--- Rows that wait for a time, and so hold back later ones of their key.
-create index {prefix}outbox_delayed on {prefix}outbox (sink, key, seq)
-    where dead = 0 and key is not null and due_at <> created_at;
+-- Rows that could not be sent yet, and so hold back later ones of their key.
+create index {prefix}outbox_failed on {prefix}outbox (sink, key, seq)
+    where dead = 0 and key is not null and attempts > 0;
 create index {prefix}outbox_dead on {prefix}outbox (sink) where dead = 1;
 
 create table {prefix}relay (

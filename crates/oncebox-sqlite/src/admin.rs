@@ -15,7 +15,7 @@ use crate::error::classify;
 use crate::rows::{count, duration, error_text, get, limit, list, message, timestamp};
 use crate::sql::query;
 use crate::store::SqliteStore;
-use crate::writer::{SqliteQuery, Sync};
+use crate::tx::writer::{SqliteQuery, Sync};
 
 /// Up to how many messages of one lane are counted before the rest is estimated.
 const COUNTED: i64 = 1000;

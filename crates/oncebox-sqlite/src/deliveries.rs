@@ -18,7 +18,7 @@ use crate::rows::{duration, error_text, get, hex, lease_values, leases, limit, l
 use crate::sql::query;
 use crate::store::SqliteStore;
 use crate::tx::SqliteTransaction;
-use crate::writer::{Sync, Write, fenced};
+use crate::tx::writer::{Sync, Write, fenced};
 
 pub(crate) const READY: i64 = 0;
 pub(crate) const HELD: i64 = 1;

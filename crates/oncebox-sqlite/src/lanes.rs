@@ -15,7 +15,7 @@ use crate::rows::{get, limit, list, message};
 use crate::sql::query;
 use crate::store::SqliteStore;
 use crate::tx::SqliteTransaction;
-use crate::writer::{Sync, fenced};
+use crate::tx::writer::{Sync, fenced};
 
 impl SqliteStore {
     pub(crate) async fn register_handlers(&self, handlers: &[Registration]) -> Result<(), Error> {

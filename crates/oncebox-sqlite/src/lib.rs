@@ -37,8 +37,6 @@ mod sql;
 mod store;
 mod tx;
 mod wake;
-mod watch;
-mod writer;
 
 pub use migrate::{MigrationInfo, migration_sql};
 pub use store::SqliteStore;

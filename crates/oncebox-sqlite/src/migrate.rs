@@ -7,9 +7,9 @@ use sqlx::{AssertSqlSafe, Executor, Row, SqliteConnection};
 
 use crate::error::classify;
 use crate::rows::{get, hex, timestamp};
-use crate::sql::{check_prefix, render};
+use crate::sql::{TABLE_EXISTS, applied_migrations, check_prefix, migration_script};
 use crate::store::SqliteStore;
-use crate::writer::Sync;
+use crate::tx::writer::Sync;
 
 struct Migration {
     version: i64,
@@ -92,7 +92,7 @@ impl SqliteStore {
 
     async fn applied(&self, connection: &mut SqliteConnection) -> Result<Vec<Applied>, Error> {
         let table = format!("{}migration", self.sql.prefix);
-        let exists = sqlx::query("select 1 from sqlite_schema where type = 'table' and name = ?1")
+        let exists = sqlx::query(TABLE_EXISTS)
             .bind(&table)
             .fetch_optional(&mut *connection)
             .await
@@ -100,12 +100,10 @@ impl SqliteStore {
         if exists.is_none() {
             return Ok(Vec::new());
         }
-        let rows = sqlx::query(AssertSqlSafe(format!(
-            "select version, checksum, applied_at from {table} order by version"
-        )))
-        .fetch_all(connection)
-        .await
-        .map_err(classify)?;
+        let rows = sqlx::query(AssertSqlSafe(applied_migrations(&self.sql.prefix)))
+            .fetch_all(connection)
+            .await
+            .map_err(classify)?;
         rows.iter()
             .map(|row| Ok(Applied { version: get(row, 0)?, checksum: get(row, 1)?, at: get(row, 2)? }))
             .collect()
@@ -186,16 +184,8 @@ fn checksum(migration: &Migration) -> String {
 
 /// One migration with the row that says it was applied.
 fn script(migration: &Migration, prefix: &str, shift: i64) -> String {
-    let table = "create table if not exists {prefix}migration (\n    version integer not null primary key,\n    \
-                 name text not null,\n    checksum text not null,\n    applied_at integer not null\n) strict;\n";
-    let row = format!(
-        "\ninsert into {{prefix}}migration (version, name, checksum, applied_at)\nvalues ({}, '{}', '{}', {{now}});\n",
-        migration.version,
-        migration.name,
-        checksum(migration)
-    );
-    // A script has no parameters, so the shift is written out.
-    render(&format!("{table}{}{row}", migration.text), prefix).replace("?1", &shift.to_string()) + "\n"
+    let row = (migration.version, migration.name, &*checksum(migration));
+    migration_script(prefix, migration.text, row, shift)
 }
 
 impl SqliteStore {

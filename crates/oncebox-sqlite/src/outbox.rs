@@ -13,7 +13,7 @@ use crate::rows::{error_text, get, limit, list, message};
 use crate::sql::query;
 use crate::store::SqliteStore;
 use crate::tx::require_transaction;
-use crate::writer::Sync;
+use crate::tx::writer::Sync;
 
 impl SqliteStore {
     pub(crate) async fn publish_in(

@@ -12,7 +12,7 @@ use crate::error::classify;
 use crate::rows::{get, limit};
 use crate::sql::query;
 use crate::store::SqliteStore;
-use crate::writer::Sync;
+use crate::tx::writer::Sync;
 
 /// How long minutes of counters are kept.
 const MINUTES: Duration = Duration::from_secs(2 * 24 * 3600);

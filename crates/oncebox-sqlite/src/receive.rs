@@ -10,8 +10,8 @@ use crate::error::classify;
 use crate::rows::{get, hex, limit, list};
 use crate::sql::query;
 use crate::store::{SqliteStore, check_text};
+use crate::tx::writer::Sync;
 use crate::tx::{SqliteTransaction, require_transaction};
-use crate::writer::Sync;
 
 /// How a lane and a number within it make a place in the log.
 pub(crate) const LANE_BITS: u32 = 48;

@@ -8,11 +8,38 @@ use std::sync::Arc;
 use oncebox_core::Error;
 use sqlx::{AssertSqlSafe, Sqlite};
 
-use crate::writer::SqliteQuery;
+use crate::tx::writer::SqliteQuery;
 
 pub(crate) const DEFAULT_PREFIX: &str = "oncebox_";
 
 const NOW: &str = "(cast(round(unixepoch('subsec') * 1000.0) as integer) * 1000 + ?1)";
+
+/// What tells whether there is a schema at all, and which.
+pub(crate) const TABLE_EXISTS: &str = "select 1 from sqlite_schema where type = 'table' and name = ?1";
+const APPLIED: &str = "select version, checksum, applied_at from {prefix}migration order by version";
+const MIGRATION_TABLE: &str = "create table if not exists {prefix}migration (
+    version integer not null primary key,
+    name text not null,
+    checksum text not null,
+    applied_at integer not null
+) strict;
+";
+
+/// The migrations that were applied.
+pub(crate) fn applied_migrations(prefix: &str) -> String {
+    render(APPLIED, prefix)
+}
+
+/// A migration as a script without parameters, with the row that says it was applied.
+pub(crate) fn migration_script(prefix: &str, text: &str, row: (i64, &str, &str), shift: i64) -> String {
+    let (version, name, checksum) = row;
+    let row = format!(
+        "\ninsert into {{prefix}}migration (version, name, checksum, applied_at)\n\
+         values ({version}, '{name}', '{checksum}', {{now}});\n"
+    );
+    // A script has no parameters, so the shift is written out.
+    render(&format!("{MIGRATION_TABLE}{text}{row}"), prefix).replace("?1", &shift.to_string()) + "\n"
+}
 
 macro_rules! statements {
     ($($name:ident),* $(,)?) => {

@@ -22,7 +22,7 @@ use crate::purge::Walks;
 use crate::rows::get;
 use crate::sql::{DEFAULT_PREFIX, Sql, query};
 use crate::tx::SqliteTransaction;
-use crate::writer::Writer;
+use crate::tx::writer::Writer;
 
 /// How long one statement waits for the write lock of another process.
 const BUSY: Duration = Duration::from_secs(10);

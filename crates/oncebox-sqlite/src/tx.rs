@@ -1,5 +1,8 @@
 //! The transaction a handler works in: begun, checked and committed here and nowhere else.
 
+mod watch;
+pub(crate) mod writer;
+
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -12,7 +15,7 @@ use sqlx_core::transaction::TransactionManager;
 
 use crate::error::classify;
 use crate::store::SqliteStore;
-use crate::writer::{Sync, Write, fenced};
+use crate::tx::writer::{Sync, Write, fenced};
 
 /// The transaction argument of a handler on SQLite; dereferences to [`SqliteConnection`].
 pub type SqliteTx = oncebox_core::Tx<SqliteTransaction>;

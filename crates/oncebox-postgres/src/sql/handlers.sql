@@ -4,7 +4,8 @@ select
     h.name, h.kinds, h.paused,
     w.waiting, w.exact, clock.now - w.oldest_at as lag,
     (select count(*) from (
-        select 1 from {schema}.delivery d where d.handler = h.name and d.state = 0 limit $3) as n) as retrying,
+        select 1 from {schema}.delivery d
+        where d.handler = h.name and d.state = 0 and d.last_error is not null limit $3) as n) as retrying,
     (select count(*) from (
         select 1 from {schema}.delivery d where d.handler = h.name and d.state = 1 limit $3) as n) as held,
     (select count(*) from (

@@ -11,7 +11,7 @@ where waiting.sink = ?2 and waiting.dead = 0
   and not exists (
       select 1 from {prefix}outbox as earlier
       where earlier.sink = ?2 and earlier.key = waiting.key and earlier.seq < waiting.seq
-        and earlier.dead = 0 and earlier.due_at <> earlier.created_at and earlier.due_at > {now}
+        and earlier.dead = 0 and earlier.attempts > 0 and earlier.due_at > {now}
   )
 order by waiting.seq
 limit ?4

@@ -18,7 +18,7 @@ use sqlx_core::transaction::TransactionManager;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::error::{classify, is_busy};
-use crate::watch::Watch;
+use crate::tx::watch::Watch;
 
 /// How long to ask again for a lock that another process has, beyond the busy timeout of a single ask.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -22,6 +22,9 @@ pub(crate) trait Target: Clone + Send + Sync + 'static {
 
     fn store(&self) -> Self::Store;
 
+    /// Closes every connection: only then has the server counted all they did.
+    fn close(&self) -> impl Future<Output = ()> + Send;
+
     /// The schema everything is in; empty where there is none.
     fn schema(&self) -> &str;
 
@@ -112,6 +115,11 @@ impl Target for SqliteTarget {
         self.store.clone()
     }
 
+    async fn close(&self) {
+        self.store.close().await;
+        self.pool.close().await;
+    }
+
     fn schema(&self) -> &str {
         ""
     }
@@ -178,6 +186,10 @@ impl Target for PgTarget {
 
     fn store(&self) -> PgStore {
         self.store.clone()
+    }
+
+    async fn close(&self) {
+        self.pool.close().await;
     }
 
     fn schema(&self) -> &str {

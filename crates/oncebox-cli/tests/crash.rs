@@ -16,14 +16,27 @@ fn oncebox(arguments: &[&str]) -> Output {
 /// Fifty kills and some freezes, each message delivered 1 to 20 times.
 fn storm(store: Option<&str>, seed: &str) {
     let mut arguments = vec![
-        "demo", "--json", "--messages", "3000", "--copies", "20", "--crashes", "50", "--pauses", "4", "--workers",
-        "3", "--seed", seed,
+        "demo",
+        "--json",
+        "--messages",
+        "3000",
+        "--copies",
+        "20",
+        "--crashes",
+        "50",
+        "--pauses",
+        "4",
+        "--workers",
+        "3",
+        "--seed",
+        seed,
     ];
     if let Some(store) = store {
         arguments.extend(["--store", store]);
     }
     let output = oncebox(&arguments);
-    let shown = || format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let shown =
+        || format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "seed {seed}: {}", shown());
     let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     let figure = |name: &str| report[name].as_u64().unwrap_or_else(|| panic!("`{name}` in {}", shown()));
@@ -94,7 +107,10 @@ fn bench_prints_every_figure() {
             ("cost", &["inline_statements", "stored_statements"]),
         ] {
             for name in names {
-                assert!(report[group][name].as_f64().is_some_and(|figure| figure > 0.0), "{group}.{name}: {report}");
+                assert!(
+                    report[group][name].as_f64().is_some_and(|figure| figure > 0.0),
+                    "{group}.{name}: {report}"
+                );
             }
         }
         for name in ["inline_commits", "stored_commits", "wal_bytes", "dead_tuples"] {

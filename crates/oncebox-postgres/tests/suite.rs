@@ -16,7 +16,7 @@ store_suite!(PgSubject);
 /// B7: at these levels a rival makes a statement fail with 40001, even with `on conflict do nothing`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_isolation_level_has_each_effect_once() {
-    for level in [r"repeatable\ read", "serializable"] {
+    for level in ["repeatable read", "serializable"] {
         let settings = [("default_transaction_isolation", level)];
         let Some(subject) = PgSubject::with_settings(&settings).await else { return };
         store_suite::receiving::copies_received_at_the_same_time_are_one_message(subject).await;

@@ -8,7 +8,7 @@ use oncebox::{Batch, Failure, Inbox, Message, Store, Tx, handler, run};
 use tokio::sync::oneshot;
 
 use crate::bench::cost::counting;
-use crate::bench::report::{Cost, Floor, Latency, Oncebox, Recipe, Report};
+use crate::bench::report::{Cost, Floor, Latency, Oncebox, Recipe, Report, ServerCost};
 use crate::bench::yard::{Row, Yard};
 use crate::target::Place;
 
@@ -44,7 +44,7 @@ pub(crate) async fn all<T: Yard>(place: &Place, plan: &Plan) -> Result<Report, S
     let latency_ms = on_fresh_tables::<T, _, _>(place, async |yard| latency(place, &yard).await).await?;
     bar.inc(1);
     bar.set_message("cost");
-    let cost = on_fresh_tables::<T, _, _>(place, async |yard| cost(&yard, plan).await).await?;
+    let cost = on_fresh_tables::<T, _, _>(place, async |yard| cost(place, &yard, plan).await).await?;
     bar.finish_and_clear();
     let median = |pick: fn(&Round) -> f64| {
         let mut values: Vec<f64> = rounds.iter().map(pick).collect();
@@ -254,69 +254,66 @@ async fn latency<T: Yard>(place: &Place, yard: &T) -> Result<Latency, String> {
 }
 
 /// Statements, commits, WAL and dead tuples per message.
-async fn cost<T: Yard>(yard: &T, plan: &Plan) -> Result<Cost, String> {
-    let single = single_inbox(yard, "single");
-    run(single.clone()).drain().await.map_err(text)?;
+async fn cost<T: Yard>(place: &Place, yard: &T, plan: &Plan) -> Result<Cost, String> {
     let few = 500;
-    // Warm up, so that preparing statements is not counted.
-    for message in messages("warm", 20) {
-        single.process(message).await.map_err(text)?;
-    }
+    let count = plan.messages;
+    let per = |value: f64, count: usize| (value / count as f64 * 1000.0).round() / 1000.0;
+
     // The handler's statement in a transaction of its own: what it costs without Oncebox.
     let ids: Vec<String> = (0..few).map(|number| format!("bare-{number}")).collect();
-    let (done, bare) = counting(async {
+    let (bare, _) = spent(place, yard, async |_inbox, yard: &T| {
         for id in &ids {
             yard.floor_loop(std::slice::from_ref(id)).await.map_err(text)?;
         }
-        Ok::<(), String>(())
+        Ok(())
     })
-    .await;
-    done?;
-    let before = flushed(yard).await?;
+    .await?;
     let inline = messages("inline", few);
-    let (done, statements) = counting(async {
+    let (inline_statements, inline_spent) = spent(place, yard, async |inbox, _| {
         for message in inline {
-            single.process(message).await.map_err(text)?;
+            inbox.process(message).await.map_err(text)?;
         }
-        Ok::<(), String>(())
+        Ok(())
     })
-    .await;
-    done?;
-    let after = flushed(yard).await?;
-    let per = |value: f64, count: usize| (value / count as f64 * 1000.0).round() / 1000.0;
-    let inline_statements = per(statements as f64 - bare as f64, few);
-    let inline_commits = match (before, after) {
-        (Some(before), Some(after)) => Some(per(after.commits - before.commits - few as f64, few)),
-        _ => None,
-    };
-
-    receive(&single, &messages("warm-stored", BATCH)).await?;
-    run(single.clone()).drain().await.map_err(text)?;
-    let before = flushed(yard).await?;
-    let stored = messages("stored", plan.messages);
-    let (done, statements) = counting(async {
-        receive(&single, &stored).await?;
-        run(single.clone()).drain().await.map_err(text)
+    .await?;
+    let stored = messages("stored", count);
+    let (stored_statements, stored_spent) = spent(place, yard, async |inbox, _| {
+        receive(&inbox, &stored).await?;
+        run(inbox).drain().await.map_err(text)
     })
-    .await;
-    done?;
-    let after = flushed(yard).await?;
-    let count = plan.messages;
-    let server = before.zip(after);
+    .await?;
     Ok(Cost {
-        inline_statements: Some(inline_statements),
-        inline_commits,
-        stored_statements: Some(per(statements as f64 - count as f64, count)),
-        stored_commits: server.map(|(before, after)| per(after.commits - before.commits, count)),
-        wal_bytes: server.map(|(before, after)| per(after.wal_bytes - before.wal_bytes, count)),
-        dead_tuples: server.map(|(before, after)| per(after.dead_tuples - before.dead_tuples, count)),
+        inline_statements: Some(per(inline_statements - bare, few)),
+        inline_commits: inline_spent.map(|spent| per(spent.commits - few as f64, few)),
+        stored_statements: Some(per(stored_statements - count as f64, count)),
+        stored_commits: stored_spent.map(|spent| per(spent.commits, count)),
+        wal_bytes: stored_spent.map(|spent| per(spent.wal_bytes, count)),
+        dead_tuples: stored_spent.map(|spent| per(spent.dead_tuples, count)),
     })
 }
 
-/// A server gathers its figures from its sessions about once a second.
-async fn flushed<T: Yard>(yard: &T) -> Result<Option<crate::bench::report::ServerCost>, String> {
-    tokio::time::sleep(Duration::from_millis(1500)).await;
-    yard.server_cost().await.map_err(text)
+/// What some work costs, in statements and on the server, on connections of its own that are closed afterwards.
+async fn spent<T: Yard>(
+    place: &Place,
+    yard: &T,
+    work: impl AsyncFnOnce(Inbox<T::Store>, &T) -> Result<(), String>,
+) -> Result<(f64, Option<ServerCost>), String> {
+    let own = T::open(place, 4).await?;
+    let inbox = single_inbox(&own, "single");
+    // Registering and the first, unprepared statements are not what is measured.
+    run(inbox.clone()).drain().await.map_err(text)?;
+    inbox.process(Message::new("single", "warm")).await.map_err(text)?;
+    let before = yard.server_cost().await.map_err(text)?;
+    let (done, statements) = counting(work(inbox, &own)).await;
+    done?;
+    own.close().await;
+    let after = yard.server_cost().await.map_err(text)?;
+    let difference = before.zip(after).map(|(before, after)| ServerCost {
+        wal_bytes: after.wal_bytes - before.wal_bytes,
+        commits: after.commits - before.commits,
+        dead_tuples: after.dead_tuples - before.dead_tuples,
+    });
+    Ok((statements as f64, difference))
 }
 
 fn single_inbox<T: Yard>(yard: &T, kind: &str) -> Inbox<T::Store> {

@@ -96,9 +96,10 @@ impl Yard for PgTarget {
     }
 
     async fn server_cost(&self) -> Result<Option<ServerCost>, sqlx::Error> {
+        // Every commit that wrote something has used up a transaction id.
         let row = sqlx::query(
             "select (pg_current_wal_insert_lsn() - '0/0')::float8,
-                (select xact_commit::float8 from pg_stat_database where datname = current_database()),
+                pg_snapshot_xmax(pg_current_snapshot())::text::float8,
                 (select coalesce(sum(n_tup_upd + n_tup_del), 0)::float8 from pg_stat_user_tables
                  where schemaname = $1 and relname not in ('counter', 'effect', 'floor', 'recipe'))",
         )

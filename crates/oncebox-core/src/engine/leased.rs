@@ -39,10 +39,12 @@ where
     St: Store,
     S: Clone + Send + Sync + 'static,
 {
+    // Leasing counts the attempt. With only one, a neighbour's crash must not use it up.
+    let limit = if handler.settings.max_attempts == 1 { 1 } else { FEW.min(handler.settings.batch) };
     let ask = AskLease {
         handler: handler.name(),
         token: new_token(&inbox.shared.seed),
-        limit: FEW.min(handler.settings.batch),
+        limit,
         lease_for: LEASE,
         ordered: handler.settings.ordered,
     };

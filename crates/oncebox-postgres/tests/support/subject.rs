@@ -22,6 +22,8 @@ const ADDRESS: &str = "ONCEBOX_TEST_POSTGRES";
 pub(crate) struct PgSubject {
     name: String,
     options: PgConnectOptions,
+    // Without the settings of `with_settings`, which may forbid to clean up.
+    plain: PgConnectOptions,
     pool: PgPool,
     clock: ClockShift,
     // False for one that another process has made.
@@ -38,7 +40,7 @@ impl PgSubject {
             .options([("search_path", user_schema(&name))])
             .disable_statement_logging();
         let pool = PgPoolOptions::new().max_connections(8).connect_lazy_with(options.clone());
-        Self { name, options, pool, clock: ClockShift::default(), owned }
+        Self { name, plain: options.clone(), options, pool, clock: ClockShift::default(), owned }
     }
 
     /// A subject whose sessions have these settings.
@@ -210,7 +212,7 @@ impl Drop for PgSubject {
         if !self.owned {
             return;
         }
-        let options = self.options.clone().application_name("oncebox suite");
+        let options = self.plain.clone().application_name("oncebox suite");
         let name = self.name.clone();
         // Another thread with a runtime of its own, because this one may be in the middle of a panic.
         let removed = std::thread::spawn(move || {

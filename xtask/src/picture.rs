@@ -16,7 +16,8 @@ const DEMO: [&str; 7] = ["demo", "--messages", "20000", "--crashes", "25", "--se
 pub fn draw(root: &Path) -> Result<&'static str, Error> {
     let mut command = cargo::command(root);
     command.args(["run", "--release", "--quiet", "--"]).args(DEMO);
-    let output = command.output().map_err(|error| Error::Environment(format!("cargo cannot be run: {error}")))?;
+    let output =
+        command.output().map_err(|error| Error::Environment(format!("cargo cannot be run: {error}")))?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         return Err(Error::Environment(format!("the demo failed, so it is not drawn: {text}")));
@@ -38,7 +39,9 @@ fn svg(call: &str, text: &str) -> String {
          <g font-family=\"ui-monospace, Menlo, Consolas, monospace\" font-size=\"14\" xml:space=\"preserve\">\n"
     );
     for (number, line) in lines.iter().enumerate() {
-        let good = line.contains("exactly once") || line.trim_start().starts_with("lost") || line.contains("doubled");
+        let good = line.contains("exactly once")
+            || line.trim_start().starts_with("lost")
+            || line.contains("doubled");
         let colour = match number {
             0 => "#8b949e",
             _ if good => "#7ee787",

@@ -52,9 +52,14 @@ pub struct Message {
 impl Message {
     /// A message with these payload bytes and a fresh id.
     pub fn new(kind: impl Into<String>, payload: impl Into<Bytes>) -> Self {
+        Self::with_id(Uuid::now_v7().to_string(), kind, payload)
+    }
+
+    /// A message with an id it already has; what [`Message::new`] and [`Message::id`] do, without making an id first.
+    pub fn with_id(id: impl Into<String>, kind: impl Into<String>, payload: impl Into<Bytes>) -> Self {
         Self {
             scope: String::new(),
-            id: Uuid::now_v7().to_string(),
+            id: id.into(),
             kind: kind.into(),
             key: None,
             headers: Headers::new(),

@@ -43,9 +43,9 @@ impl<'a> FromIterator<&'a Message> for Columns<'a> {
 /// Reads scope, id, kind, key, headers, payload and not_before, starting at this column.
 pub(crate) fn message(row: &PgRow, first: usize) -> Result<Message, Problem> {
     let payload: Vec<u8> = row.try_get(first + 5)?;
-    let mut message = Message::new(row.try_get::<String, _>(first + 2)?, Bytes::from(payload));
+    let (id, kind): (String, String) = (row.try_get(first + 1)?, row.try_get(first + 2)?);
+    let mut message = Message::with_id(id, kind, Bytes::from(payload));
     message.scope = row.try_get(first)?;
-    message.id = row.try_get(first + 1)?;
     message.key = row.try_get(first + 3)?;
     message.headers = Headers::from_stored(row.try_get(first + 4)?)?;
     message.not_before = row.try_get::<Option<i64>, _>(first + 6)?.map(timestamp).transpose()?;

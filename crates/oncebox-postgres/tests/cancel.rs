@@ -4,7 +4,7 @@ mod common;
 
 use std::future::Future;
 use std::pin::pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use common::{DAY, LIMITS, MINUTE, arrivals, everything, message, moved};
@@ -22,7 +22,7 @@ async fn poll_times<F: Future>(future: F, times: usize) -> bool {
             let mut context = Context::from_waker(Waker::noop());
             future.as_mut().poll(&mut context)
         };
-        if let Poll::Ready(_) = polled {
+        if polled.is_ready() {
             return true;
         }
         // Long enough for most answers to arrive, so that the next poll gets further.

@@ -1,5 +1,7 @@
 //! The caller's own transaction, and relays.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use std::time::Duration;

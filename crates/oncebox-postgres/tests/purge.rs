@@ -1,5 +1,7 @@
 //! Retention: nothing goes early, nothing unfinished goes at all, and every call is bounded.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::{DAY, LIMITS, MINUTE, Scratch, message};

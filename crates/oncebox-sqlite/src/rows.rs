@@ -22,9 +22,8 @@ pub(crate) fn get<'r, T: Decode<'r, Sqlite> + Type<Sqlite>>(
 /// The message in columns scope, id, kind, key, headers, payload, not_before, from this number on.
 pub(crate) fn message(row: &SqliteRow, first: usize) -> Result<Message, Error> {
     let payload: Vec<u8> = get(row, first + 5)?;
-    let mut message = Message::new(get::<String>(row, first + 2)?, payload)
-        .scope(get::<String>(row, first)?)
-        .id(get::<String>(row, first + 1)?);
+    let (id, kind): (String, String) = (get(row, first + 1)?, get(row, first + 2)?);
+    let mut message = Message::with_id(id, kind, payload).scope(get::<String>(row, first)?);
     message.key = get(row, first + 3)?;
     message.headers = Headers::from_stored(get(row, first + 4)?)?;
     message.not_before = get::<Option<i64>>(row, first + 6)?.map(timestamp).transpose()?;

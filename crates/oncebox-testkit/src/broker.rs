@@ -193,7 +193,9 @@ impl Source for MemorySource {
             // A receipt from before a disconnect: the message has already gone back to the queue.
             let Some(message) = state.in_flight.remove(&receipt) else { continue };
             match settle {
-                Settle::Accept if seed.next() % 100 < manners.forgotten_acks => state.queue.push_back(message),
+                Settle::Accept if seed.next() % 100 < manners.forgotten_acks => {
+                    state.queue.push_back(message)
+                }
                 Settle::Accept => {}
                 Settle::Return => state.queue.push_back(message),
                 Settle::Reject => state.rejected.push(message),

@@ -39,11 +39,7 @@ pub struct Verdict {
 
 impl Verdict {
     /// Compares the ledger with the ids that were acknowledged, for each of these handlers.
-    pub fn of<'a>(
-        effects: &[Effect],
-        ids: impl IntoIterator<Item = &'a str>,
-        handlers: &[&str],
-    ) -> Self {
+    pub fn of<'a>(effects: &[Effect], ids: impl IntoIterator<Item = &'a str>, handlers: &[&str]) -> Self {
         let mut counts: BTreeMap<(String, String), usize> = BTreeMap::new();
         for effect in effects {
             *counts.entry((effect.id.clone(), effect.handler.clone())).or_default() += 1;

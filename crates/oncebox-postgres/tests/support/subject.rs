@@ -44,6 +44,7 @@ impl PgSubject {
     }
 
     /// A subject whose sessions have these settings.
+    #[allow(dead_code, reason = "not every test file that shares this one asks")]
     pub(crate) async fn with_settings(settings: &[(&str, &str)]) -> Option<Self> {
         let mut subject = Self::create().await?;
         subject.options = subject.options.clone().options(settings.iter().copied());
@@ -52,11 +53,13 @@ impl PgSubject {
     }
 
     /// The pool of the subject's store.
+    #[allow(dead_code, reason = "not every test file that shares this one asks")]
     pub(crate) fn pool(&self) -> &PgPool {
         &self.pool
     }
 
     /// The name under which its sessions appear in `pg_stat_activity`.
+    #[allow(dead_code, reason = "not every test file that shares this one asks")]
     pub(crate) fn name(&self) -> &str {
         &self.name
     }

@@ -59,20 +59,25 @@ pub async fn fail_in<T: Subject>(calls: &Calls, method: &'static str, how: How) 
     }
 }
 
-/// The faults to try in one method: its first, middle and last call, on both sides of the effect.
+/// The faults to try in one method, on both sides of the effect: at its first, middle and last call where that is
+/// cheap, else at the first two of these, or at one when later calls are hit as well.
 pub(crate) async fn faults_in<T: Subject>(calls: &Calls, method: &'static str, how: How) -> Vec<Fault> {
     let calls = calls.get_or_init(learn::<T>).await;
-    let points = match calls.get(method).copied().unwrap_or(0) {
-        0 => Vec::new(),
-        // How many hints follow the first depends on how fast the machine is.
-        _ if method == "announce" => vec![1],
-        few @ 1..=2 => (1..=few).collect(),
-        // What lasts until somebody mends it also hits the later calls.
-        many if how == How::ErrorForEver => vec![1, many.div_ceil(2)],
-        many => vec![1, many.div_ceil(2), many],
+    let Some(&last) = calls.get(method) else { return Vec::new() };
+    let middle = last.div_ceil(2);
+    let mut points = match how {
+        How::ErrorOnce | How::Hang => vec![1, middle, last],
+        How::Stall | How::Kill => vec![1, middle],
+        How::ErrorForEver => vec![middle],
     };
+    points.dedup();
     let sides = [Side::Before, Side::After];
     points.into_iter().flat_map(|call| sides.map(|side| Fault { method, call, side, how })).collect()
+}
+
+/// Hints and outcomes that come close together share a call, so a run may have fewer calls than the one that counted.
+pub(crate) fn may_be_missed(fault: Fault) -> bool {
+    fault.call > 1 && matches!(fault.method, "announce" | "settle" | "lease")
 }
 
 /// Lives without a fault and counts calls.
@@ -129,7 +134,7 @@ async fn survive<T: Subject>(subject: T, fault: Fault) {
         }
         subject.clock().advance(PAST_EVERYTHING);
     }
-    assert!(plan.has_struck(), "the fault never happened");
+    assert!(plan.has_struck() || may_be_missed(fault), "the fault never happened");
     check(&subject, &journal).await;
 }
 
@@ -154,7 +159,10 @@ async fn be_overtaken<T: Subject>(subject: T, fault: Fault) {
     let slow = Scenario::start(&subject, subject.store(), plan.clone(), &journal);
     let mut slow_life = Box::pin(slow.live());
     tokio::select! {
-        lived = &mut slow_life => panic!("the fault never happened: {lived:?}"),
+        lived = &mut slow_life => {
+            assert!(may_be_missed(fault), "the fault never happened: {lived:?}");
+            return;
+        }
         () = plan.struck() => {}
     }
     subject.clock().advance(PAST_EVERYTHING);

@@ -11,8 +11,8 @@ use crate::sql::Statement;
 use crate::store::Inner;
 use crate::tx::{autocommit, transaction};
 
-/// How many pages of `seen` one call looks at: 8 MiB. A table of a million ids has about twelve times as many, so
-/// twelve calls go round it once; an id is kept that much longer than it must be, and receiving pays for no index.
+/// How many pages of `seen` one call looks at: 8 MiB. A table of a million ids has about ten times as many, so
+/// ten calls go round it once; an id is kept that much longer than it must be, and receiving pays for no index.
 const PAGES: i64 = 1024;
 
 /// How many rows of a table that is walked by id one call looks at, in steps.

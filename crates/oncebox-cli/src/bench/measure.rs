@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
 use indicatif::{ProgressBar, ProgressStyle};
+use oncebox::clock::Seed;
 use oncebox::{Batch, Failure, Inbox, Message, Store, Tx, handler, run};
 use tokio::sync::oneshot;
 
@@ -135,7 +136,7 @@ async fn round<T: Yard>(yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Roun
     figures.ingest_duplicates = rate(fast, receive(&single, &stored)).await?;
 
     step("bare handler loop");
-    let ids: Vec<String> = (0..fast).map(|number| format!("loop-{number}")).collect();
+    let ids: Vec<String> = (0..fast).map(|number| id("loop", number)).collect();
     figures.floor_loop = rate(fast, async {
         for chunk in ids.chunks(BATCH) {
             yard.floor_loop(chunk).await.map_err(text)?;
@@ -152,7 +153,7 @@ async fn round<T: Yard>(yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Roun
     }
     figures.recipe_process = rate(fast, recipe(yard, false)).await?;
     step("bare set-based");
-    let ids: Vec<String> = (0..fast).map(|number| format!("set-{number}")).collect();
+    let ids: Vec<String> = (0..fast).map(|number| id("set", number)).collect();
     figures.floor_batch = rate(fast, async {
         for chunk in ids.chunks(BATCH) {
             yard.floor_batch(chunk).await.map_err(text)?;
@@ -260,7 +261,7 @@ async fn cost<T: Yard>(place: &Place, yard: &T, plan: &Plan) -> Result<Cost, Str
     let per = |value: f64, count: usize| (value / count as f64 * 1000.0).round() / 1000.0;
 
     // The handler's statement in a transaction of its own: what it costs without Oncebox.
-    let ids: Vec<String> = (0..few).map(|number| format!("bare-{number}")).collect();
+    let ids: Vec<String> = (0..few).map(|number| id("bare", number)).collect();
     let (bare, _) = spent(place, yard, async |_inbox, yard: &T| {
         for id in &ids {
             yard.floor_loop(std::slice::from_ref(id)).await.map_err(text)?;
@@ -348,17 +349,24 @@ async fn receive<St: Store>(inbox: &Inbox<St>, messages: &[Message]) -> Result<(
     Ok(())
 }
 
-/// The names of messages and rows differ per measurement, so that none is another's duplicate.
+/// An id as most producers make them: without order, so that no index has it easy.
+///
+/// The names differ per measurement, so that none is another's duplicate.
+fn id(name: &str, number: usize) -> String {
+    let first = Seed::fixed(number as u64 + 1).next();
+    format!("{name}-{first:016x}{number:08x}")
+}
+
 fn messages(name: &str, count: usize) -> Vec<Message> {
     let kind = match name {
         "set" => "set",
         _ => "single",
     };
-    (0..count).map(|number| Message::new(kind, vec![b'x'; PAYLOAD]).id(format!("{name}-{number}"))).collect()
+    (0..count).map(|number| Message::new(kind, vec![b'x'; PAYLOAD]).id(id(name, number))).collect()
 }
 
 fn rows(name: &str, count: usize) -> Vec<Row> {
-    (0..count).map(|number| Row { id: format!("{name}-{number}"), payload: vec![b'x'; PAYLOAD] }).collect()
+    (0..count).map(|number| Row { id: id(name, number), payload: vec![b'x'; PAYLOAD] }).collect()
 }
 
 async fn rate(count: usize, work: impl Future<Output = Result<(), String>>) -> Result<f64, String> {

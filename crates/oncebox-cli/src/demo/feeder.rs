@@ -41,7 +41,8 @@ impl Feeder {
             let place = place as u64 * 10;
             for copy in 0..=(seed.next() % most_copies.max(1)) {
                 // Half of the copies come right behind the message, in the same batch; the others much later.
-                let distance = if copy == 0 || seed.next() % 2 == 0 { 20 } else { ids.len() as u64 * 5 };
+                let distance =
+                    if copy == 0 || seed.next().is_multiple_of(2) { 20 } else { ids.len() as u64 * 5 };
                 deliveries.push((place + seed.next() % distance.max(1), id));
             }
         }

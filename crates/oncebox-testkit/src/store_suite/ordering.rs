@@ -94,7 +94,7 @@ pub async fn order_is_kept_by_concurrent_runners<T: Subject>(subject: T) {
     let inbox = |store| {
         let shaky = |mut tx: TxOf<T>, message: Message, Attempt(attempt): Attempt| async move {
             T::record(&mut tx, Effect::of("charge", &message)).await?;
-            if attempt == 1 && message.payload.len() % 2 == 0 && message.id.ends_with('3') {
+            if attempt == 1 && message.payload.len().is_multiple_of(2) && message.id.ends_with('3') {
                 return Err(Failure::retry_in(Duration::from_millis(20), "shaky"));
             }
             Ok(())

@@ -1,7 +1,7 @@
 //! What every store must do, case by case. The names are the rules.
 //!
 //! Each case is an `async fn` that takes a fresh [`Subject`](crate::Subject). To add one, write it in the file of its
-//! topic and add its name to the list in [`store_suite!`](crate::store_suite); a test here fails when it is missing.
+//! topic and add its name to the list in [`store_suite!`](crate::store_suite!); a test here fails when it is missing.
 
 pub mod batches;
 pub mod claims;

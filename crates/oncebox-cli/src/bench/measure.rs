@@ -269,6 +269,8 @@ async fn cost<T: Yard>(place: &Place, yard: &T, plan: &Plan) -> Result<Cost, Str
         Ok(())
     })
     .await?;
+    // A store that logs no statements cannot be counted by its log.
+    let logged = bare > 0.0;
     let inline = messages("inline", few);
     let (inline_statements, inline_spent) = spent(place, yard, async |inbox, _| {
         for message in inline {
@@ -284,9 +286,9 @@ async fn cost<T: Yard>(place: &Place, yard: &T, plan: &Plan) -> Result<Cost, Str
     })
     .await?;
     Ok(Cost {
-        inline_statements: Some(per(inline_statements - bare, few)),
+        inline_statements: logged.then(|| per(inline_statements - bare, few)),
         inline_commits: inline_spent.map(|spent| per(spent.commits - few as f64, few)),
-        stored_statements: Some(per(stored_statements - count as f64, count)),
+        stored_statements: logged.then(|| per(stored_statements - count as f64, count)),
         stored_commits: stored_spent.map(|spent| per(spent.commits, count)),
         wal_bytes: stored_spent.map(|spent| per(spent.wal_bytes, count)),
         dead_tuples: stored_spent.map(|spent| per(spent.dead_tuples, count)),

@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use crate::engine::TRANSACTION_BUDGET;
-use crate::engine::call::{Open, call_in_tx};
+use crate::engine::call::{Open, TimeLimit, call_in_tx};
 use crate::error::{Error, ErrorKind};
 use crate::failure::Failure;
 use crate::handler::Registered;
@@ -171,6 +171,7 @@ where
     S: Clone + Send + Sync + 'static,
 {
     let started = Instant::now();
+    let mut time = TimeLimit::new();
     let mut earlier = Vec::new();
     let mut reached = items.len();
     for (index, item) in items.iter().enumerate() {
@@ -182,7 +183,8 @@ where
             if handler.takes_batch {
                 continue;
             }
-            let (given_back, result) = call_in_tx(inbox, handler, &[message], item.attempt, open).await;
+            let (given_back, result) =
+                call_in_tx(inbox, handler, &[message], item.attempt, open, &mut time).await;
             match (given_back, result) {
                 (Some(back), Ok(())) => open = back,
                 (open, Err(failure)) => {
@@ -202,7 +204,8 @@ where
         let wanted = call.items.iter().map(|&index| &items[index]);
         let messages: Vec<&Message> = wanted.clone().filter_map(|item| item.message.as_ref()).collect();
         let attempt = wanted.map(|item| item.attempt).max().unwrap_or(1);
-        let (given_back, result) = call_in_tx(inbox, &call.handler, &messages, attempt, open).await;
+        let (given_back, result) =
+            call_in_tx(inbox, &call.handler, &messages, attempt, open, &mut time).await;
         match (given_back, result) {
             (Some(back), Ok(())) => open = back,
             (open, Err(failure)) => return Ran::Failed { open, call, earlier, failure },

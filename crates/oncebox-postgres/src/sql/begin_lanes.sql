@@ -1,5 +1,5 @@
 -- begin_lanes.sql: locks the cursor rows of the claimed lanes, skips locked ones
--- First the keys of the next messages are picked over all lanes, then only those are read.
+-- Lanes are read one after the other, in the order asked for, and not at all once there are enough messages.
 with clock as materialized (select (extract(epoch from clock_timestamp()) * 1000000)::bigint + $1 as now),
 locked as materialized (
     select c.lane, c.position
@@ -7,12 +7,14 @@ locked as materialized (
     where c.handler = $2 and c.token = $3 and c.lane = any($4::smallint[])
     for update skip locked
 ),
-next as materialized (
-    select asked.ordinal, found.lane, found.seq
+message as (
+    select asked.ordinal, found.lane, found.seq, found.scope, found.id, found.kind, found.key, found.headers,
+        found.payload, found.not_before, found.wanted
     from unnest($4::smallint[], $5::bigint[]) with ordinality as asked (lane, upto, ordinal)
     join locked on locked.lane = asked.lane
     cross join lateral (
-        select l.lane, l.seq
+        select l.lane, l.seq, l.scope, l.id, l.kind, l.key, l.headers, l.payload, l.not_before,
+            (l.kind = any($7::text[]) or l.kind ^@ any($8::text[])) as wanted
         from {schema}.log l
         where l.lane = locked.lane and l.seq > locked.position and l.seq <= asked.upto
         order by l.seq
@@ -20,11 +22,6 @@ next as materialized (
     ) as found
     order by asked.ordinal, found.seq
     limit $6
-),
-message as (
-    select next.ordinal, l.lane, l.seq, l.scope, l.id, l.kind, l.key, l.headers, l.payload, l.not_before,
-        (l.kind = any($7::text[]) or l.kind ^@ any($8::text[])) as wanted
-    from next join {schema}.log l on l.lane = next.lane and l.seq = next.seq
 )
 select
     (select count(*) from locked) as locked,

@@ -241,7 +241,8 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Drainer<St, S> {
             Self::Outside(worker) => {
                 let any = worker.fill().await?.any;
                 while worker.is_busy() {
-                    worker.finish_some().await?;
+                    worker.one_finished().await;
+                    worker.write_finished().await?;
                 }
                 Ok(any)
             }
@@ -398,11 +399,13 @@ async fn work_outside<St: Store, S: Clone + Send + Sync + 'static>(
         }
         let finished = if worker.is_busy() {
             let renew_at = Instant::now() + LEASE / 3;
+            // Only the waiting is given up when something else happens, never a write that is under way.
             tokio::select! {
-                finished = worker.finish_some() => finished,
-                () = pace.wait(&mut bell, next_due), if !stopping => Ok(()),
-                () = tokio::time::sleep_until(renew_at) => Ok(()),
+                () = worker.one_finished() => {}
+                () = pace.wait(&mut bell, next_due), if !stopping => {}
+                () = tokio::time::sleep_until(renew_at) => {}
             }
+            worker.write_finished().await
         } else {
             pace.wait(&mut bell, next_due).await;
             Ok(())

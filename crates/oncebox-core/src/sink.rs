@@ -1,6 +1,8 @@
 //! Where outgoing messages go.
 
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::error::Error;
@@ -44,6 +46,8 @@ pub struct Relay<K> {
     pub(crate) backoff: Backoff,
     pub(crate) batch: usize,
     pub(crate) timeout: Duration,
+    /// A lot was not confirmed in time: messages go one by one until it is known whose fault it is.
+    pub(crate) careful: Arc<AtomicBool>,
 }
 
 impl<K: Sink> Relay<K> {
@@ -56,6 +60,7 @@ impl<K: Sink> Relay<K> {
             backoff: Backoff::default(),
             batch: 500,
             timeout: Duration::from_secs(15),
+            careful: Arc::default(),
         }
     }
 

@@ -1,7 +1,8 @@
 //! Deliveries with a row of their own: parking, leasing, settling.
 
 use std::collections::HashSet;
-use std::time::Duration;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 use oncebox_core::Error;
 use oncebox_core::clock::micros;
@@ -16,6 +17,9 @@ use crate::error::Problem;
 use crate::rows::{self, Columns, LeaseColumns, limit, stored_attempts, uuids};
 use crate::store::Inner;
 use crate::tx::{PgTransaction, autocommit};
+
+/// How often held deliveries that nobody promotes are looked for while others are due.
+const HEAL_EVERY: Duration = Duration::from_secs(1);
 
 /// The values of the column `state`.
 pub(crate) mod state {
@@ -97,6 +101,10 @@ impl Inner {
 
     pub(crate) async fn lease(&self, ask: &AskLease<'_>) -> Result<Leased, Error> {
         autocommit!(self, |connection| {
+            // Also under constant load, when there is always something due.
+            if ask.ordered && self.is_time_to_heal(ask.handler) {
+                self.heal(connection, ask.handler).await?;
+            }
             let leased = self.lease_due(connection, ask).await?;
             if !ask.ordered || !leased.deliveries.is_empty() || self.heal(connection, ask.handler).await? == 0
             {
@@ -104,6 +112,15 @@ impl Inner {
             }
             self.lease_due(connection, ask).await
         })
+    }
+
+    fn is_time_to_heal(&self, handler: &str) -> bool {
+        let mut healed_at = self.healed_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if healed_at.get(handler).is_some_and(|at| at.elapsed() < HEAL_EVERY) {
+            return false;
+        }
+        healed_at.insert(handler.to_owned(), Instant::now());
+        true
     }
 
     async fn lease_due(&self, connection: &mut PgConnection, ask: &AskLease<'_>) -> Result<Leased, Problem> {

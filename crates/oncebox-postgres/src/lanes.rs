@@ -77,6 +77,10 @@ impl Inner {
             .bind(registration.ordered)
             .execute(&mut *connection)
             .await?;
+        if !registration.ordered {
+            // It may have been ordered before; nobody would promote these any more.
+            self.sql.release_held.query().bind(self.shift()).bind(name).execute(&mut *connection).await?;
+        }
         self.sql
             .register_cursors
             .query()

@@ -1,6 +1,6 @@
 //! The store handle, its options, and the [`Store`] trait handed on to the files that do the work.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
@@ -52,6 +52,8 @@ pub(crate) struct Inner {
     pub(crate) relays: Mutex<HashSet<String>>,
     /// When `publish` last gave a hint.
     pub(crate) hinted_at: Mutex<Option<Instant>>,
+    /// When orphaned held deliveries of each ordered handler were last looked for.
+    pub(crate) healed_at: Mutex<HashMap<String, Instant>>,
 }
 
 #[derive(Debug, Clone)]
@@ -129,6 +131,7 @@ impl PgStore {
             only_duplicates: AtomicBool::new(false),
             relays: Mutex::default(),
             hinted_at: Mutex::default(),
+            healed_at: Mutex::default(),
             pool,
             options,
         };

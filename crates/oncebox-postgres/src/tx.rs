@@ -38,7 +38,11 @@ impl Lent {
     /// Takes a connection and begins a transaction of our own on it.
     pub(crate) async fn begin(pool: &PgPool) -> Result<Self, sqlx::Error> {
         let mut lent = Self::from_pool(pool).await?;
-        let statement = SqlStr::from_static("begin isolation level read committed");
+        // A process that stops here for good must not keep its locks for good.
+        let statement = SqlStr::from_static(
+            "begin isolation level read committed; set local idle_in_transaction_session_timeout = '30s'; \
+             set local lock_timeout = '30s'",
+        );
         Manager::begin(&mut lent, Some(statement)).await?;
         Ok(lent)
     }
@@ -179,6 +183,11 @@ impl Connection for PgTransaction {
     async fn rollback(mut self) {
         if self.lent.roll_back().await {
             self.lent.give_back();
+            return;
+        }
+        // A statement is still running on the server, and closing the connection would leave it there with its locks.
+        if let Err(error) = end_session(&self.pool, &self.revoke, self.session).await {
+            tracing::warn!(pid = self.session.pid, %error, "a transaction that did not roll back could not be ended");
         }
     }
 

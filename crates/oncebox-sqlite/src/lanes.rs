@@ -78,6 +78,11 @@ impl SqliteStore {
             .execute(&mut *connection)
             .await
             .map_err(classify)?;
+        if !handler.ordered {
+            // It may have been ordered before; nobody would promote these any more.
+            let held = query(&self.sql.release_held).bind(self.shift()).bind(handler.name.as_str());
+            held.execute(&mut *connection).await.map_err(classify)?;
+        }
         if !known {
             query(&self.sql.register_cursors)
                 .bind(handler.name.as_str())

@@ -120,6 +120,7 @@ statements!(
     register_cursors,
     registered,
     release,
+    release_held,
     release_relay,
     rename_attempt,
     rename_counter,

@@ -23,6 +23,9 @@ pub(crate) struct Open<C> {
     pub(crate) outgoing: Vec<Message>,
 }
 
+/// Thirty years: as good as no limit.
+const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+
 /// The time limit of one call after another, on one timer.
 ///
 /// A new timer wakes the thread that watches timers, which costs more than a short statement does. Moving one that is
@@ -36,7 +39,9 @@ impl TimeLimit {
 
     /// Runs a future for at most this long; `None` when that was not enough.
     async fn run<T>(&mut self, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
-        self.0.as_mut().reset(Instant::now() + limit);
+        // A limit beyond all clocks is none.
+        let now = Instant::now();
+        self.0.as_mut().reset(now.checked_add(limit).unwrap_or(now + LONGEST));
         tokio::select! {
             biased;
             done = future => Some(done),

@@ -107,6 +107,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
                 bounded: false,
                 unmarked: 0,
                 blamed: HashMap::new(),
+                written: 0,
             };
             transaction::run(&self.inbox, &mut work, limit).await?;
             let read = work.first + work.rows.len();
@@ -297,6 +298,8 @@ struct LaneWork<'a, St: Store, S> {
     /// How many lanes had their mark taken off by a commit.
     unmarked: usize,
     blamed: HashMap<(u16, i64), Outcome>,
+    /// How many of the blamed are in the store.
+    written: usize,
 }
 
 impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, St, S> {
@@ -349,6 +352,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
         let rows = &self.rows[span.start - self.first..span.end - self.first];
         let mut tally = Tally::default();
         let mut park = Vec::new();
+        let blamed = rows.iter().filter(|row| self.blamed.contains_key(&(row.lane, row.seq))).count();
         for (row, item) in rows.iter().zip(items) {
             let Some(message) = &item.message else { continue };
             let blamed = self.blamed.get(&(row.lane, row.seq));
@@ -384,11 +388,16 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
         };
         self.inbox.store.commit(open.connection, commit).await?;
         self.unmarked += unmarked;
+        self.written += blamed;
         tally.count(self.inbox, self.handler.name());
         if published || parked {
             self.inbox.shared.ring_everywhere();
         }
         Ok(())
+    }
+
+    fn has_blame(&self, _span: &Range<usize>) -> bool {
+        self.blamed.len() > self.written
     }
 
     fn blame(&mut self, index: usize, handler: &Arc<Registered<St, S>>, failure: Failure) {

@@ -5,8 +5,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::counters::Counter;
 use crate::engine::call::Open;
 use crate::engine::transaction::{self, Begun, Item, Work};
@@ -102,20 +100,30 @@ where
     St: Store,
     S: Clone + Send + Sync + 'static,
 {
-    let mut renewed = Instant::now();
     let mut waiting = std::collections::VecDeque::from(groups);
     while let Some(group) = waiting.pop_front() {
-        if renewed.elapsed() > LEASE / 3 {
-            let leases: Vec<Lease> =
-                group.iter().chain(waiting.iter().flatten()).map(|delivery| delivery.lease).collect();
-            inbox.store.renew(handler.name(), &leases, LEASE).await?;
-            renewed = Instant::now();
-        }
         let count = group.len();
+        let behind: Vec<Lease> = waiting.iter().flatten().map(|delivery| delivery.lease).collect();
         let mut work = LeasedWork { inbox, handler, deliveries: group, blamed: HashMap::new() };
-        transaction::run(inbox, &mut work, count).await?;
+        tokio::select! {
+            run = transaction::run(inbox, &mut work, count) => { run?; }
+            () = keep_leases(inbox, handler, &behind) => unreachable!("leases are kept until this is dropped"),
+        }
     }
     Ok(())
+}
+
+/// Prolongs the leases of what waits behind the group that is running, whose own rows are locked.
+async fn keep_leases<St: Store, S>(inbox: &Inbox<St, S>, handler: &Registered<St, S>, behind: &[Lease]) {
+    if behind.is_empty() {
+        return std::future::pending().await;
+    }
+    loop {
+        tokio::time::sleep(LEASE / 3).await;
+        if let Err(error) = inbox.store.renew(handler.name(), behind, LEASE).await {
+            tracing::warn!(handler = handler.name(), %error, "leases could not be prolonged; others may take them over");
+        }
+    }
 }
 
 /// Deliveries whose every attempt ended with the process: dead, without being run once more.

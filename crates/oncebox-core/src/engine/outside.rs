@@ -94,14 +94,18 @@ impl<St: Store, S: Clone + Send + Sync + 'static> OutsideWorker<St, S> {
         Ok(Found { any, next_due })
     }
 
-    /// Waits until at least one running delivery has finished, then writes every outcome known by then.
-    pub(crate) async fn finish_some(&mut self) -> Result<(), Error> {
+    /// Waits until at least one running delivery has finished. May be dropped at any time: nothing is lost.
+    pub(crate) async fn one_finished(&mut self) {
         if self.finished.is_empty()
             && let Some(ended) = self.running.join_next().await
         {
             // A call whose task ended by itself is left to its lease.
             self.finished.extend(ended.ok().flatten());
         }
+    }
+
+    /// Writes every outcome that is known by now.
+    pub(crate) async fn write_finished(&mut self) -> Result<(), Error> {
         while let Some(ended) = self.running.try_join_next() {
             self.finished.extend(ended.ok().flatten());
         }

@@ -1,6 +1,7 @@
 //! Moves messages from the outbox to a sink. No transaction is open while the sink works.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::counters::Counter;
@@ -26,7 +27,8 @@ pub(crate) async fn step<St: Store, S, K: Sink>(
         if stop() {
             break Ok(());
         }
-        let ask = AskOutgoing { sink: &relay.name, token, limit: relay.batch, lease_for: LANES_FOR };
+        let limit = if relay.careful.load(Ordering::Relaxed) { 1 } else { relay.batch };
+        let ask = AskOutgoing { sink: &relay.name, token, limit, lease_for: LANES_FOR };
         let due = match inbox.store.lease_outgoing(&ask).await {
             Ok(due) if due.is_empty() => break Ok(()),
             Ok(due) => due,
@@ -67,12 +69,23 @@ async fn send<St: Store, S, K: Sink>(
         let messages: Vec<Message> = wave.iter().map(|outgoing| outgoing.message.clone()).collect();
         let sending = tokio::time::timeout(relay.timeout, relay.sink.send(&messages)).await;
         let answers = match sending {
-            Ok(Ok(answers)) => answers,
+            Ok(Ok(answers)) => {
+                relay.careful.store(false, Ordering::Relaxed);
+                answers
+            }
             Ok(Err(error)) => {
                 let text = format!("sink `{}` cannot be reached", relay.name);
                 return Err(Error::caused(ErrorKind::Unavailable, text, error));
             }
+            // Alone, it is the message's own doing; in a lot, nobody can tell, so they go one by one.
+            Err(_) if messages.len() == 1 => {
+                vec![Err(SendFailure::Retry(format!(
+                    "the sink did not confirm it within {:?}",
+                    relay.timeout
+                )))]
+            }
             Err(_) => {
+                relay.careful.store(true, Ordering::Relaxed);
                 let text = format!("sink `{}` did not confirm within {:?}", relay.name, relay.timeout);
                 return Err(Error::new(ErrorKind::Unavailable, text));
             }

@@ -11,7 +11,7 @@ old as materialized (
       and s.seen_at < (select now from clock) - $2
       and (s.seq is null or s.seq <= (select f.position from floor f where f.lane = s.lane))
       and not exists (
-        select 1 from {schema}.delivery d where d.identity = s.identity and d.state in (0, 1, 2, 3)
+        select 1 from {schema}.delivery d where d.identity = s.identity
       )
     order by s.ctid
     limit $5

@@ -1,6 +1,7 @@
 //! Dead letters: everything is kept, and a person decides.
 
 use oncebox_core::admin::{DeliveryFilter, DeliveryState};
+use oncebox_core::store::Retention;
 use oncebox_core::{Attempt, Failure, Inbox, Message, Received, Store};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -194,6 +195,23 @@ pub async fn a_discarded_dead_letter_is_given_up_with_its_reason<T: Subject>(sub
     assert_eq!(inbox.store().replay(&DeliveryFilter::all()).await.unwrap(), 1, "only the other one");
     drain(&inbox).await;
     assert_once(&subject, &[message("b")], &["charge"]).await;
+}
+
+/// The id is remembered as long as the discarded row is, or the second copy would stumble over it.
+pub async fn a_discarded_dead_letter_that_comes_again_is_a_duplicate<T: Subject>(subject: T) {
+    let (inbox, _) = broken(&subject);
+    let inbox = registered(inbox).await;
+    receive(&inbox, &[message("a")]).await;
+    drain(&inbox).await;
+    subject.clock().advance(HOUR * 5 / 6);
+    assert_eq!(inbox.store().discard(&DeliveryFilter::dead("charge"), "a test order").await.unwrap(), 1);
+
+    subject.clock().advance(HOUR / 3);
+    let retention = Retention { keep: HOUR, payload: HOUR, step: 1000 };
+    while inbox.store().purge(&retention).await.unwrap().more {}
+    assert_eq!(inbox.receive(&[message("a")]).await.unwrap(), [Received::Duplicate]);
+    drain(&inbox).await;
+    assert_eq!(deliveries(inbox.store(), "charge").await.len(), 1);
 }
 
 /// Replay and discard are for the dead only, whatever the filter says.

@@ -7,7 +7,7 @@ use oncebox_core::admin::DeliveryState;
 use oncebox_core::{Attempt, Failure, Inbox, Message, run};
 
 use super::fixtures::{
-    HOUR, KIND, assert_once, delivery, drain, failing, handler, message, receive, registered,
+    HOUR, KIND, assert_once, delivery, drain, failing, handler, keyed, message, receive, registered,
 };
 use crate::broker::{Manners, MemoryBroker};
 use crate::ledger::Effect;
@@ -70,6 +70,28 @@ pub async fn a_timeout_is_a_failure_that_frees_the_locks<T: Subject>(subject: T)
     drain(&inbox).await;
     assert!(started.elapsed() < Duration::from_secs(15), "the server went on: {:?}", started.elapsed());
     assert_once(&subject, &[message("a")], &["slow"]).await;
+    assert_eq!(subject.stuck_transactions().await, 0);
+}
+
+/// The server counts the time of a statement, we count the time of the handler: a statement that begins late is
+/// still running when the handler's time is over, and must not keep the lanes of its neighbours.
+pub async fn a_statement_that_began_late_is_ended_with_its_handler<T: Subject>(subject: T) {
+    let late = |mut tx: TxOf<T>, message: Message| async move {
+        T::record(&mut tx, Effect::of("late", &message)).await?;
+        if message.id == "late" {
+            tokio::time::sleep(Duration::from_millis(1400)).await;
+            T::work_for(&mut tx, Duration::from_secs(30)).await?;
+        }
+        Ok::<(), Failure>(())
+    };
+    let late = handler("late", late).timeout(Duration::from_millis(1500)).max_attempts(1);
+    let inbox = registered(Inbox::new(subject.store()).on(KIND, late)).await;
+    receive(&inbox, &[keyed("before", "k"), keyed("late", "k"), keyed("after", "k")]).await;
+    drain(&inbox).await;
+
+    let dead = delivery(inbox.store(), "late").await;
+    assert_eq!((dead.message.id.as_str(), dead.state), ("late", DeliveryState::Dead));
+    assert_once(&subject, &[message("before"), message("after")], &["late"]).await;
     assert_eq!(subject.stuck_transactions().await, 0);
 }
 

@@ -78,6 +78,7 @@ macro_rules! store_suite {
             an_error_leaves_nothing_behind_and_the_message_runs_again,
             a_panic_is_a_failure_like_any_other,
             a_timeout_is_a_failure_that_frees_the_locks,
+            a_statement_that_began_late_is_ended_with_its_handler,
             a_handler_that_never_returns_is_stopped_by_its_timeout,
             a_permanent_failure_is_dead_at_once,
             a_failure_can_choose_when_to_come_again,
@@ -113,10 +114,12 @@ macro_rules! store_suite {
             deliveries_are_listed_page_by_page,
             a_replay_keeps_the_order_of_a_key,
             a_discarded_dead_letter_is_given_up_with_its_reason,
+            a_discarded_dead_letter_that_comes_again_is_a_duplicate,
             what_is_alive_is_neither_replayed_nor_discarded,
         }
         $crate::cases! { $subject, store_suite, ordering:
             messages_behind_a_failing_one_of_their_key_are_held,
+            held_messages_go_on_when_their_handler_gives_up_its_order,
             other_keys_and_messages_without_a_key_go_on,
             a_handler_that_is_not_ordered_holds_nothing,
             a_dead_letter_lets_its_key_go_on,

@@ -44,6 +44,20 @@ pub async fn messages_behind_a_failing_one_of_their_key_are_held<T: Subject>(sub
     assert_eq!(ids(&subject, "charge").await, numbers(0..5));
 }
 
+/// A new version of a service may drop `.ordered()`; what was held must not wait for ever.
+pub async fn held_messages_go_on_when_their_handler_gives_up_its_order<T: Subject>(subject: T) {
+    let fails = |message: &Message, _| message.id == "00";
+    let charge = || handler("charge", failing::<T>("charge", fails));
+    let ordered = registered(Inbox::new(subject.store()).on(KIND, charge().ordered())).await;
+    receive(&ordered, &in_turn(3, &["k"])).await;
+    drain(&ordered).await;
+    assert_eq!(in_state(ordered.store(), "charge", DeliveryState::Held).await, ["01", "02"]);
+
+    let unordered = Inbox::new(subject.reopen().await).on(KIND, charge());
+    drain(&unordered).await;
+    assert_eq!(ids(&subject, "charge").await, ["01", "02"]);
+}
+
 /// A line is per key; who has no key stands in none.
 pub async fn other_keys_and_messages_without_a_key_go_on<T: Subject>(subject: T) {
     let fails = |message: &Message, _| message.id == "00";

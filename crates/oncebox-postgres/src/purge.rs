@@ -27,10 +27,11 @@ impl Inner {
             let query = self.sql.purge_log.query().bind(self.shift()).bind(payload).bind(step);
             Ok(query.execute(&mut *connection).await?.rows_affected())
         })?;
-        let ids = transaction!(self, |connection| self.sweep_seen(connection, keep, step).await)?;
+        // Discarded deliveries before ids and history, which stay as long as a delivery has its row.
         let discarded = transaction!(self, |connection| {
             self.walk(connection, "delivery", &self.sql.purge_delivery, keep, step).await
         })?;
+        let ids = transaction!(self, |connection| self.sweep_seen(connection, keep, step).await)?;
         let attempts = transaction!(self, |connection| {
             self.walk(connection, "attempt", &self.sql.purge_attempt, keep, step).await
         })?;

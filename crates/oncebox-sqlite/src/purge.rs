@@ -37,6 +37,18 @@ impl SqliteStore {
         self.purge_log(retention, &mut purged).await?;
 
         let sql = &self.sql;
+        // Discarded deliveries before ids and history, which stay as long as a delivery has its row.
+        for (text, age) in [
+            (&sql.purge_discarded, keep),
+            (&sql.purge_conflicts, keep),
+            (&sql.purge_counters, micros(MINUTES)),
+        ] {
+            let step = limit(retention.step);
+            let removed =
+                self.writer.run(Sync::Soft, || query(text).bind(self.shift()).bind(age).bind(step)).await?;
+            purged.others += removed.len() as u64;
+            purged.more |= removed.len() >= retention.step;
+        }
         let (ids, more) = self
             .walk(&self.walks.seen, [&sql.purge_seen_window, &sql.purge_seen], keep, retention.step)
             .await?;
@@ -52,17 +64,6 @@ impl SqliteStore {
             .await?;
         purged.others += attempts;
         purged.more |= more;
-        for (text, age) in [
-            (&sql.purge_discarded, keep),
-            (&sql.purge_conflicts, keep),
-            (&sql.purge_counters, micros(MINUTES)),
-        ] {
-            let step = limit(retention.step);
-            let removed =
-                self.writer.run(Sync::Soft, || query(text).bind(self.shift()).bind(age).bind(step)).await?;
-            purged.others += removed.len() as u64;
-            purged.more |= removed.len() >= retention.step;
-        }
         Ok(purged)
     }
 

@@ -30,7 +30,10 @@ pub(crate) async fn step<St: Store, S, K: Sink>(
         let limit = if relay.careful.load(Ordering::Relaxed) { 1 } else { relay.batch };
         let ask = AskOutgoing { sink: &relay.name, token, limit, lease_for: LANES_FOR };
         let due = match inbox.store.lease_outgoing(&ask).await {
-            Ok(due) if due.is_empty() => break Ok(()),
+            Ok(due) if due.is_empty() => {
+                relay.careful.store(false, Ordering::Relaxed);
+                break Ok(());
+            }
             Ok(due) => due,
             Err(error) => break Err(error),
         };
@@ -69,16 +72,14 @@ async fn send<St: Store, S, K: Sink>(
         let messages: Vec<Message> = wave.iter().map(|outgoing| outgoing.message.clone()).collect();
         let sending = tokio::time::timeout(relay.timeout, relay.sink.send(&messages)).await;
         let answers = match sending {
-            Ok(Ok(answers)) => {
-                relay.careful.store(false, Ordering::Relaxed);
-                answers
-            }
+            Ok(Ok(answers)) => answers,
             Ok(Err(error)) => {
                 let text = format!("sink `{}` cannot be reached", relay.name);
                 return Err(Error::caused(ErrorKind::Unavailable, text, error));
             }
             // Alone, it is the message's own doing; in a lot, nobody can tell, so they go one by one.
             Err(_) if messages.len() == 1 => {
+                relay.careful.store(false, Ordering::Relaxed);
                 vec![Err(SendFailure::Retry(format!(
                     "the sink did not confirm it within {:?}",
                     relay.timeout

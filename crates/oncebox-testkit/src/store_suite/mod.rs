@@ -182,6 +182,7 @@ macro_rules! store_suite {
         }
         $crate::cases! { $subject, store_suite, relaying:
             an_unsendable_message_neither_blocks_nor_spins,
+            a_message_that_hangs_the_sink_is_found_and_the_others_go_on,
             a_dead_outgoing_message_can_be_sent_again,
             messages_behind_an_unsent_one_of_their_key_wait,
             a_sink_that_is_away_blames_no_message,

@@ -54,6 +54,36 @@ pub async fn an_unsendable_message_neither_blocks_nor_spins<T: Subject>(subject:
     assert_eq!((status.waiting, status.dead), (0, 1));
 }
 
+/// A sink that hangs on message `03` and confirms every other one.
+#[derive(Clone)]
+struct Choking(MemoryBroker);
+
+impl Sink for Choking {
+    async fn send(&self, messages: &[Message]) -> Result<Vec<Result<(), SendFailure>>, Error> {
+        if messages.iter().any(|message| message.id == "03") {
+            std::future::pending::<()>().await;
+        }
+        self.0.send(messages).await
+    }
+}
+
+/// B63: the sink never answers for the lot, so the relay must find out by itself whose fault it is.
+pub async fn a_message_that_hangs_the_sink_is_found_and_the_others_go_on<T: Subject>(subject: T) {
+    let inbox = Inbox::new(subject.store());
+    let sink = Choking(MemoryBroker::new(1, Manners::GOOD));
+    publish(&subject, 10, &[""]).await;
+    let relay = Relay::new(sink.clone()).backoff(ten_seconds()).timeout(Duration::from_millis(500));
+    let lot = run(inbox.clone()).relay(relay.clone()).drain().await;
+    assert!(lot.unwrap_err().is_transient(), "nobody is blamed for the lot");
+    assert_eq!(inbox.counters().get("", Counter::SendFailed), 0);
+
+    run(inbox.clone()).relay(relay).drain().await.unwrap();
+    assert_eq!(ids_sent(&sink.0).len(), 9, "all the others");
+    assert_eq!(inbox.counters().get("", Counter::SendFailed), 1);
+    let status = inbox.store().outbox().await.unwrap().remove(0);
+    assert_eq!((status.waiting, status.retrying), (1, 1));
+}
+
 /// A dead outgoing message is kept until a person sends it again.
 pub async fn a_dead_outgoing_message_can_be_sent_again<T: Subject>(subject: T) {
     let inbox = Inbox::new(subject.store());

@@ -325,7 +325,10 @@ pub struct ReadLanes<'a> {
     pub token: Token,
     /// The lanes, and up to which `seq` to read each.
     pub lanes: &'a [LaneBound],
-    /// The most messages in all; lanes in the order given.
+    /// The most messages in all.
+    ///
+    /// They come lane by lane in the order given, and of each lane the next ones. How many of which lane is up to the
+    /// store, unless every lane has an end: then it is the first of them, in that order.
     pub limit: usize,
     /// Messages of other kinds come without their content.
     pub kinds: &'a Kinds,

@@ -1,9 +1,11 @@
 //! Lanes: registering handlers, claiming, reading, and the commit that moves the cursors.
 
+use std::collections::HashMap;
+
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
-    ABANDONED_AFTER, Claim, ClaimedLane, Commit, Connection, DeliveryId, LaneBatch, LaneRow, Lease,
-    MoveLanes, ReadLanes, Registration, Token, TxLimits,
+    ABANDONED_AFTER, Claim, ClaimedLane, Commit, Connection, DeliveryId, LaneBatch, LaneBound, LaneRow,
+    Lease, MoveLanes, ReadLanes, Registration, Token, TxLimits,
 };
 use oncebox_core::{Error, ErrorKind, LANES};
 use sqlx::{PgConnection, Row};
@@ -143,35 +145,78 @@ impl Inner {
         tx: &mut PgTransaction,
         read: &ReadLanes<'_>,
     ) -> Result<Option<Vec<LaneRow>>, Problem> {
+        let asked: Vec<i16> = read.lanes.iter().map(|bound| stored_lane(bound.lane)).collect();
+        let query = self.sql.lock_lanes.query().bind(read.handler).bind(read.token.0).bind(asked);
+        let locked = query.fetch_all(&mut **tx).await?;
+        let Some(first) = locked.first() else { return Ok(None) };
+        tx.note_session(first)?;
+        if locked.len() != read.lanes.len() {
+            return Ok(None);
+        }
+        let mut positions = HashMap::with_capacity(locked.len());
+        for row in &locked {
+            positions.insert(rows::lane(row, 0)?, row.try_get::<i64, _>(1)?);
+        }
+        // Where to stop is open: each lane gives its part. Else the first ones of the first lanes are asked for.
+        let shared = read.lanes.iter().any(|bound| bound.upto.is_none());
+        let mut found: Vec<LaneRow> = Vec::with_capacity(read.limit);
+        let mut open: Vec<LaneBound> = read.lanes.to_vec();
+        while !open.is_empty() && found.len() < read.limit {
+            let left = read.limit - found.len();
+            let quota = if shared { left.div_ceil(open.len()) } else { left };
+            let from = found.len();
+            self.read_some(tx, read, &open, &positions, quota, &mut found).await?;
+            let mut counts: HashMap<u16, usize> = HashMap::new();
+            for row in &found[from..] {
+                positions.insert(row.lane, row.seq);
+                *counts.entry(row.lane).or_default() += 1;
+            }
+            open.retain(|bound| counts.get(&bound.lane).is_some_and(|count| *count >= quota));
+        }
+        let order: HashMap<u16, usize> = read.lanes.iter().map(|bound| bound.lane).zip(0..).collect();
+        found.sort_by_key(|row| (order.get(&row.lane).copied(), row.seq));
+        found.truncate(read.limit);
+        Ok(Some(found))
+    }
+
+    /// Reads at most `most` messages of each lane, after these positions.
+    async fn read_some(
+        &self,
+        tx: &mut PgTransaction,
+        read: &ReadLanes<'_>,
+        lanes: &[LaneBound],
+        positions: &HashMap<u16, i64>,
+        most: usize,
+        found: &mut Vec<LaneRow>,
+    ) -> Result<(), Problem> {
+        let position = |bound: &LaneBound| positions.get(&bound.lane).copied().unwrap_or(i64::MAX);
         let rows = self
             .sql
-            .begin_lanes
+            .read_lanes
             .query()
             .bind(self.shift())
-            .bind(read.handler)
-            .bind(read.token.0)
-            .bind(read.lanes.iter().map(|bound| stored_lane(bound.lane)).collect::<Vec<i16>>())
-            .bind(read.lanes.iter().map(|bound| bound.upto.unwrap_or(i64::MAX)).collect::<Vec<i64>>())
-            .bind(limit(read.limit))
+            .bind(lanes.iter().map(|bound| stored_lane(bound.lane)).collect::<Vec<i16>>())
+            .bind(lanes.iter().map(position).collect::<Vec<i64>>())
+            .bind(lanes.iter().map(|bound| bound.upto.unwrap_or(i64::MAX)).collect::<Vec<i64>>())
+            .bind(limit(most))
             .bind(&read.kinds.exact)
             .bind(&read.kinds.prefixes)
             .bind(read.ordered)
+            .bind(read.handler)
             .fetch_all(&mut **tx)
             .await?;
-        let Some(first) = rows.first() else { return Ok(None) };
-        tx.note_session(first)?;
-        if rows::amount(first, 0)? != read.lanes.len() as u64 {
-            return Ok(None);
-        }
-        let mut found = Vec::with_capacity(rows.len());
         for row in &rows {
-            // One row without a lane stands for "nothing to read".
-            let Some(seq) = row.try_get::<Option<i64>, _>(4)? else { continue };
-            let message = if row.try_get(5)? { Some(rows::message(row, 8)?) } else { None };
-            let (scheduled, held) = (row.try_get(6)?, row.try_get(7)?);
-            found.push(LaneRow { lane: rows::lane(row, 3)?, seq, message, scheduled, held });
+            let state: i16 = row.try_get(2)?;
+            let message = if state == 0 { None } else { Some(rows::message(row, 3)?) };
+            found.push(LaneRow {
+                lane: rows::lane(row, 0)?,
+                seq: row.try_get(1)?,
+                message,
+                scheduled: state == 2,
+                held: state == 3,
+            });
         }
-        Ok(Some(found))
+        Ok(())
     }
 
     pub(crate) async fn begin_leased(

@@ -127,6 +127,61 @@ async fn lanes_served_longest_ago_come_first_and_rows_in_the_order_asked() {
 }
 
 #[tokio::test]
+async fn a_batch_is_filled_from_whatever_lanes_have_messages() {
+    common::with_store(async |scratch| {
+        scratch.register("h", false).await;
+        // One lane with many, the others with one or two.
+        let mut messages: Vec<_> = (0..200).map(|n| message(format!("hot-{n}")).key("hot")).collect();
+        messages.extend((0..40).map(|n| message(format!("cold-{n}"))));
+        scratch.receive(messages).await;
+        let token = scratch.token();
+        let claim = Claim { handler: "h", token, lanes: 32, limit: 100 };
+        let claimed = scratch.store.claim(&claim).await.unwrap();
+        let hot = oncebox_core::lane_of("hot");
+        let kinds = everything();
+        let bounds = |upto: Option<i64>| -> Vec<LaneBound> {
+            claimed.iter().map(|claimed| LaneBound { lane: claimed.lane, upto }).collect()
+        };
+        for (limit, upto) in [(100, None), (100, Some(i64::MAX)), (7, None), (1000, None)] {
+            let lanes = bounds(upto);
+            let read = ReadLanes {
+                handler: "h",
+                token,
+                lanes: &lanes,
+                limit,
+                kinds: &kinds,
+                ordered: false,
+                limits: LIMITS,
+            };
+            let batch = scratch.store.begin_lanes(&read).await.unwrap().unwrap();
+            assert_eq!(batch.rows.len(), limit.min(240));
+            let order = |lane| lanes.iter().position(|bound| bound.lane == lane).unwrap();
+            assert!(batch.rows.is_sorted_by_key(|row| (order(row.lane), row.seq)));
+            // Of each lane the next ones, without a gap.
+            let of_hot: Vec<&str> = batch
+                .rows
+                .iter()
+                .filter(|row| row.lane == hot)
+                .filter_map(|row| row.message.as_ref())
+                .filter(|message| message.key.is_some())
+                .map(|message| message.id.as_str())
+                .collect();
+            let wanted: Vec<String> = (0..of_hot.len()).map(|n| format!("hot-{n}")).collect();
+            assert_eq!(of_hot, wanted);
+            if upto.is_some() {
+                // With an end to each lane, nothing of a lane is left out for the sake of a later one.
+                let last = order(batch.rows.last().unwrap().lane);
+                let lanes_read = batch.rows.iter().map(|row| order(row.lane));
+                let all_hot = of_hot.len() == 200 || order(hot) >= last;
+                assert!(all_hot && lanes_read.max() == Some(last));
+            }
+            batch.connection.rollback().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_swallowed_sql_error_is_fenced_and_nothing_is_kept() {
     common::with_store(async |scratch| {
         scratch.register("h", false).await;

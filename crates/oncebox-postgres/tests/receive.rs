@@ -62,6 +62,46 @@ async fn seq_follows_the_order_of_arrival_and_bytes_come_out_as_they_went_in() {
     .await;
 }
 
+#[tokio::test]
+async fn columns_that_are_alike_and_columns_that_are_not_come_out_as_they_went_in() {
+    common::with_store(async |scratch| {
+        scratch.register("h", false).await;
+        let at = "2200-01-01T00:00:00Z".parse().unwrap();
+        let plain = |id: &str| Message::new("kind", id.to_owned()).id(id).scope("s");
+        // Both statements: the one for new ids, and after a duplicate the one that expects more of them.
+        for (round, known) in [("new", false), ("careful", true)] {
+            if known {
+                scratch.receive(vec![plain("known")]).await;
+                assert_eq!(scratch.receive(vec![plain("known")]).await, [Received::Duplicate]);
+            }
+            let id = |name: &str| format!("{round}-{name}");
+            for messages in [
+                vec![plain(&id("one"))],
+                vec![plain(&id("a")), plain(&id("b")), plain(&id("c"))],
+                vec![plain(&id("d")), plain(&id("e")).scope("t")],
+                vec![plain(&id("f")), Message::new("other", "x").id(id("g")).scope("s")],
+                vec![plain(&id("h")), plain(&id("i")).key("k"), plain(&id("j"))],
+                vec![plain(&id("k")).key("k"), plain(&id("l"))],
+                vec![plain(&id("m")), plain(&id("n")).header("h", "v")],
+                vec![plain(&id("o")).header("h", "v"), plain(&id("p")).header("h", "v")],
+                vec![plain(&id("q")), plain(&id("r")).not_before(at)],
+            ] {
+                assert_eq!(scratch.receive(messages.clone()).await, vec![Received::New; messages.len()]);
+                let (token, batch) = scratch.read("h", false).await;
+                let mut rows: Vec<_> = batch.rows.iter().collect();
+                rows.sort_by_key(|row| row.seq);
+                let read: Vec<Message> = rows.iter().filter_map(|row| row.message.clone()).collect();
+                let read: Vec<Message> = read.into_iter().filter(|message| message.id != "known").collect();
+                assert_eq!(read, messages);
+                let lanes = Some(common::moved("h", token, &batch));
+                scratch.store.commit(batch.connection, Commit { lanes, ..Commit::default() }).await.unwrap();
+                scratch.store.release("h", token).await.unwrap();
+            }
+        }
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn rivals_with_the_same_ids_in_opposite_order_do_not_deadlock() {
     common::with_store(async |scratch| {

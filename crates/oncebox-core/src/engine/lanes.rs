@@ -24,6 +24,9 @@ use crate::store::{
 /// How long lanes are kept while they are full, before they are claimed anew.
 const CLAIM_FOR: Duration = Duration::from_secs(1);
 
+/// How many lanes are kept while they are full: enough for several batches before others have to be claimed.
+const FULL_LANES: usize = 8;
+
 /// One worker's way through the lanes of a handler.
 pub(crate) struct LaneWorker<St: Store, S> {
     inbox: Inbox<St, S>,
@@ -272,14 +275,14 @@ fn last_positions(rows: &[LaneRow]) -> Vec<(u16, i64)> {
     positions
 }
 
-/// So many lanes that one batch empties them: each one costs a row update per batch.
+/// Few lanes while they fill a batch, because each one costs a row update per batch; more while they do not.
 fn lanes_for_next(rows: &[LaneRow], limit: usize, claimed: usize, most: usize) -> usize {
     let used = last_positions(rows).len();
     if used == 0 || rows.len() < limit {
         // Not full: more lanes might fill it.
         return (claimed * 2).clamp(1, most);
     }
-    used.clamp(1, most)
+    used.clamp(1, most.min(FULL_LANES))
 }
 
 /// A stretch of lanes, read again from the store at every begin.

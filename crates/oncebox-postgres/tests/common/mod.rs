@@ -110,6 +110,10 @@ impl Scratch {
 
     /// Claims every lane with work and reads it.
     pub async fn read(&self, handler: &str, ordered: bool) -> (Token, LaneBatch<PgTransaction>) {
+        self.read_if_any(handler, ordered).await.expect("there is work")
+    }
+
+    async fn read_if_any(&self, handler: &str, ordered: bool) -> Option<(Token, LaneBatch<PgTransaction>)> {
         let token = self.token();
         let claim = Claim { handler, token, lanes: 32, limit: 100 };
         let lanes: Vec<LaneBound> = self
@@ -120,23 +124,21 @@ impl Scratch {
             .iter()
             .map(|claimed| LaneBound { lane: claimed.lane, upto: None })
             .collect();
+        if lanes.is_empty() {
+            return None;
+        }
         let kinds = everything();
         let read =
             ReadLanes { handler, token, lanes: &lanes, limit: 1000, kinds: &kinds, ordered, limits: LIMITS };
-        (token, self.store.begin_lanes(&read).await.unwrap().expect("the lanes are ours"))
+        Some((token, self.store.begin_lanes(&read).await.unwrap().expect("the lanes are ours")))
     }
 
     /// Moves the cursors behind everything that was read.
     pub async fn process_all(&self, handler: &str) {
-        loop {
-            let (token, batch) = self.read(handler, false).await;
-            let done = batch.rows.is_empty();
+        while let Some((token, batch)) = self.read_if_any(handler, false).await {
             let commit = Commit { lanes: Some(moved(handler, token, &batch)), ..Commit::default() };
             self.store.commit(batch.connection, commit).await.unwrap();
             self.store.release(handler, token).await.unwrap();
-            if done {
-                return;
-            }
         }
     }
 

@@ -48,7 +48,12 @@ fn main() -> ExitCode {
     let result = runtime.block_on(async {
         match cli.command {
             Command::Demo(options) => demo::demo(options).await,
-            Command::Bench(options) => bench::bench(options).await,
+            // On a thread that waits for the network itself, as in a service: the main thread would have to be woken by
+            // another one for every answer.
+            Command::Bench(options) => match tokio::spawn(bench::bench(options)).await {
+                Ok(done) => done,
+                Err(error) => Err(error.to_string()),
+            },
             Command::DemoWorker(options) => demo::worker::work(options).await.map(|()| true),
         }
     });

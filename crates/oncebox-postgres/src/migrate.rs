@@ -29,8 +29,10 @@ struct Migration {
     text: &'static str,
 }
 
-const MIGRATIONS: &[Migration] =
-    &[Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") },
+    Migration { version: 2, name: "functions", text: include_str!("../migrations/0002_functions.sql") },
+];
 
 /// How often rivals that create the same schema may get in each other's way.
 const MOST_TRIES: usize = 20;

@@ -98,7 +98,7 @@ macro_rules! statements {
 }
 
 statements! {
-    add_counts, announce, begin_inline, begin_lanes, begin_leased, begin_plain, claim, commit_done, commit_lanes,
+    add_counts, announce, begin_inline, begin_lanes, begin_leased, begin_plain, catalog, claim, commit_done, commit_lanes,
     conflict, conflicts, counts, deliveries, discard, fold_tally, forget, handlers, heal, history, is_writable, known,
     known_handlers, lease, lease_outgoing, lock_cursors, matching, migration_applied, migration_lock,
     migration_table, migrations, no_jit, once, outbox_status, park, promote, publish, purge_attempt, purge_conflict,

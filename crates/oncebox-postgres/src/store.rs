@@ -117,6 +117,15 @@ impl PgStore {
         self.inner.migration_status().await
     }
 
+    /// What differs between the schema and what its migrations make: a line for each thing that is missing, was
+    /// changed or was added to one of the store's tables; empty when it is as migrated.
+    ///
+    /// Makes a schema for comparison and rolls it back, so it needs the right to create one. Tables and functions of
+    /// your own in the schema are left out.
+    pub async fn drift(&self) -> Result<Vec<String>, Error> {
+        self.inner.drift().await
+    }
+
     fn with(&self, change: impl FnOnce(&mut Options)) -> Self {
         let mut options = self.inner.options.clone();
         change(&mut options);

@@ -61,6 +61,13 @@ impl Lent {
         }
     }
 
+    /// Rolls back what was only done to look at it, and gives the connection back.
+    pub(crate) async fn discard(mut self) {
+        if self.roll_back().await {
+            self.give_back();
+        }
+    }
+
     fn give_back(mut self) {
         drop(self.0.take());
     }

@@ -14,6 +14,7 @@ pub mod child;
 pub mod error;
 pub mod interrupt;
 pub mod packages;
+pub mod pgbouncer;
 pub mod picture;
 pub mod postgres;
 pub mod report;

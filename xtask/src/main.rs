@@ -14,9 +14,10 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use xtask::error::Error;
+use xtask::pgbouncer::PrivatePgBouncer;
 use xtask::postgres::{self, PROGRAMS_VARIABLE, PrivatePostgres, StopMode};
 use xtask::report::Report;
-use xtask::steps::{self, Extent, POSTGRES_DATA_VARIABLE, POSTGRES_VARIABLE};
+use xtask::steps::{self, Extent, PGBOUNCER_VARIABLE, POSTGRES_DATA_VARIABLE, POSTGRES_VARIABLE};
 use xtask::{cargo, interrupt, packages, picture, tidy};
 
 /// Builds, tests and checks this repository.
@@ -119,12 +120,16 @@ fn keep_postgres() -> Result<ExitCode, Error> {
     packages::require_postgres()?;
     let postgres = PrivatePostgres::start().map_err(environment)?;
     println!("export {POSTGRES_VARIABLE}={}", postgres.url());
+    packages::require_pgbouncer()?;
+    let pgbouncer = PrivatePgBouncer::start(postgres.port()).map_err(environment)?;
+    println!("export {PGBOUNCER_VARIABLE}={}", pgbouncer.url());
     println!("export {POSTGRES_DATA_VARIABLE}={}", postgres.data().display());
     println!("export {PROGRAMS_VARIABLE}={}", postgres.programs().display());
     eprintln!("Postgres runs until you press Ctrl-C");
     while interrupt::check().is_ok() {
         thread::sleep(Duration::from_millis(50));
     }
+    drop(pgbouncer);
     postgres.stop().map_err(environment)?;
     Ok(ExitCode::SUCCESS)
 }

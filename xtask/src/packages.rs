@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::error::Error;
-use crate::{interrupt, postgres};
+use crate::{interrupt, pgbouncer, postgres};
 
 /// Debian's package with the server programs, and why we want it.
 const POSTGRES: (&str, &str) = ("postgresql", "the tests run against a private Postgres server");
+const PGBOUNCER: (&str, &str) = ("pgbouncer", "the Postgres tests also run through a pooler");
 
 /// Read by Debian's Postgres packages when they are installed.
 const CLUSTER_SETTINGS: &str = "/etc/postgresql-common/createcluster.d";
@@ -19,11 +20,21 @@ const CLUSTER_SETTINGS: &str = "/etc/postgresql-common/createcluster.d";
 ///
 /// Otherwise fails with the command to run. The installation creates and starts no server of its own.
 pub fn require_postgres() -> Result<(), Error> {
-    let Err(missing) = postgres::programs_folder() else { return Ok(()) };
+    require(POSTGRES, || postgres::programs_folder().map(drop))
+}
+
+/// Makes sure that PgBouncer is there; as root on Debian it installs it.
+///
+/// Otherwise fails with the command to run.
+pub fn require_pgbouncer() -> Result<(), Error> {
+    require(PGBOUNCER, || pgbouncer::program().map(drop))
+}
+
+fn require((package, why): (&str, &str), find: impl Fn() -> io::Result<()>) -> Result<(), Error> {
+    let Err(missing) = find() else { return Ok(()) };
     if !Path::new("/usr/bin/apt-get").exists() {
         return Err(Error::Environment(missing.to_string()));
     }
-    let (package, why) = POSTGRES;
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::Environment(format!(
             "{package} is not installed and only root can install it: {why}; \
@@ -31,7 +42,7 @@ pub fn require_postgres() -> Result<(), Error> {
         )));
     }
     println!("installing {package}: {why}");
-    install(package).and_then(|()| postgres::programs_folder().map(drop)).map_err(|error| {
+    install(package).and_then(|()| find()).map_err(|error| {
         Error::Environment(format!("cannot install {package}: {error}; install it by hand and start again"))
     })?;
     interrupt::check()

@@ -81,6 +81,11 @@ impl PrivatePostgres {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
+    /// The port of 127.0.0.1 it listens on.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// The data folder, for [`restart_server`] in another process.
     pub fn data(&self) -> PathBuf {
         self.home.data()
@@ -327,7 +332,7 @@ fn wait_for(mut stopping: Child, server: &mut Child) -> io::Result<ExitStatus> {
     }
 }
 
-fn free_port() -> io::Result<u16> {
+pub(crate) fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
@@ -339,11 +344,11 @@ fn is_ready(data: &Path, server: u32) -> bool {
 }
 
 /// The user this process acts as, which owns the folder it has just created.
-fn effective_user(own_folder: &Path) -> io::Result<u32> {
+pub(crate) fn effective_user(own_folder: &Path) -> io::Result<u32> {
     Ok(fs::metadata(own_folder)?.uid())
 }
 
-fn user(name: &str) -> io::Result<(u32, u32)> {
+pub(crate) fn user(name: &str) -> io::Result<(u32, u32)> {
     let users = fs::read_to_string("/etc/passwd")?;
     let found = users.lines().find_map(|line| {
         let mut fields = line.split(':');

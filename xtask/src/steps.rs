@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::child::{self, Ending};
 use crate::error::Error;
+use crate::pgbouncer::PrivatePgBouncer;
 use crate::postgres::{PROGRAMS_VARIABLE, PrivatePostgres};
 use crate::report::{Outcome, Report};
 use crate::{cargo, packages, tidy};
@@ -14,6 +15,8 @@ use crate::{cargo, packages, tidy};
 pub const POSTGRES_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES";
 /// The data folder of that server.
 pub const POSTGRES_DATA_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES_DATA";
+/// The address of a private PgBouncer in front of that server.
+pub const PGBOUNCER_VARIABLE: &str = "ONCEBOX_TEST_PGBOUNCER";
 /// Set to 1 when the slow tests are wanted too.
 pub const ALL_VARIABLE: &str = "ONCEBOX_TEST_ALL";
 
@@ -68,6 +71,8 @@ pub fn run_tests(root: &Path, extent: Extent, filters: &[String]) -> Result<Repo
 
 /// The servers that the tests talk to; they end with this value.
 struct Servers {
+    // Before the server, so that it ends first.
+    pgbouncer: PrivatePgBouncer,
     postgres: PrivatePostgres,
     extent: Extent,
 }
@@ -77,8 +82,11 @@ impl Servers {
         packages::require_postgres()?;
         let postgres = PrivatePostgres::start()
             .map_err(|error| Error::Environment(format!("cannot start a private Postgres: {error}")))?;
-        println!("private Postgres at {}", postgres.url());
-        Ok(Self { postgres, extent })
+        packages::require_pgbouncer()?;
+        let pgbouncer = PrivatePgBouncer::start(postgres.port())
+            .map_err(|error| Error::Environment(format!("cannot start a private PgBouncer: {error}")))?;
+        println!("private Postgres at {}, through PgBouncer at {}", postgres.url(), pgbouncer.url());
+        Ok(Self { pgbouncer, postgres, extent })
     }
 
     fn tests(&self, root: &Path, filters: &[String]) -> Command {
@@ -92,6 +100,7 @@ impl Servers {
     fn announce_to(&self, command: &mut Command) {
         command
             .env(POSTGRES_VARIABLE, self.postgres.url())
+            .env(PGBOUNCER_VARIABLE, self.pgbouncer.url())
             .env(POSTGRES_DATA_VARIABLE, self.postgres.data())
             .env(PROGRAMS_VARIABLE, self.postgres.programs());
         match self.extent {

@@ -19,7 +19,7 @@ use sqlx::{PgConnection, PgPool};
 
 use crate::error::is_transient;
 use crate::migrate::MigrationInfo;
-use crate::sql::{Schema, Sql};
+use crate::sql::{Prepared, Schema, Sql};
 use crate::tx::PgTransaction;
 
 /// A store in a schema of a Postgres database. Cheap to clone.
@@ -61,6 +61,7 @@ pub(crate) struct Options {
     pub(crate) schema: Schema,
     pub(crate) clock: ClockShift,
     pub(crate) notify: bool,
+    pub(crate) pooler: bool,
     pub(crate) limits: Limits,
 }
 
@@ -74,6 +75,7 @@ impl PgStore {
             schema: Schema::new("oncebox").expect("the default name is allowed"),
             clock: ClockShift::default(),
             notify: true,
+            pooler: false,
             limits: Limits::default(),
         };
         Self::build(pool, options)
@@ -97,6 +99,30 @@ impl PgStore {
     /// Turn it off behind a pooler in transaction mode, where LISTEN does nothing; polling finds everything.
     pub fn notify(self, notify: bool) -> Self {
         self.with(|options| options.notify = notify)
+    }
+
+    /// Works through a pooler in transaction mode, which gives each transaction to another session.
+    ///
+    /// Every statement then runs in a transaction and is prepared for itself, which costs round trips, and wake-ups
+    /// are off, so the runners poll. Queries of your own need [`persistent(false)`](sqlx::query::Query::persistent)
+    /// behind a pooler that does not know prepared statements. Migrate through it or past it, as you like.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use oncebox_postgres::PgStore;
+    /// use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+    ///
+    /// let options: PgConnectOptions = "postgres://shop@pooler:6432/shop".parse()?;
+    /// let pool = PgPoolOptions::new().max_connections(16).connect_with(options).await?;
+    /// let store = PgStore::new(pool).behind_pooler();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn behind_pooler(self) -> Self {
+        self.with(|options| {
+            options.pooler = true;
+            options.notify = false;
+        })
     }
 
     /// The most payload bytes that `publish` takes; 16 MiB unless set.
@@ -133,8 +159,9 @@ impl PgStore {
     }
 
     fn build(pool: PgPool, options: Options) -> Self {
+        let prepared = if options.pooler { Prepared::EachTime } else { Prepared::Kept };
         let inner = Inner {
-            sql: Sql::render(&options.schema),
+            sql: Sql::render(&options.schema, prepared),
             channel: format!("oncebox.{}", options.schema.name()),
             seed: Seed::from_system(),
             only_duplicates: AtomicBool::new(false),

@@ -13,6 +13,7 @@ pub mod cargo;
 pub mod child;
 pub mod error;
 pub mod interrupt;
+pub mod languages;
 pub mod packages;
 pub mod pgbouncer;
 pub mod picture;

@@ -11,6 +11,9 @@ use crate::{interrupt, pgbouncer, postgres};
 
 /// Debian's package with the server programs, and why we want it.
 const POSTGRES: (&str, &str) = ("postgresql", "the tests run against a private Postgres server");
+const PYTHON: (&str, &str) = ("python3-venv", "the tests run the examples in Python");
+const NODE: (&str, &str) = ("nodejs", "the tests run the examples in Node");
+const NPM: (&str, &str) = ("npm", "the tests run the examples in Node");
 const PGBOUNCER: (&str, &str) = ("pgbouncer", "the Postgres tests also run through a pooler");
 
 /// Read by Debian's Postgres packages when they are installed.
@@ -28,6 +31,27 @@ pub fn require_postgres() -> Result<(), Error> {
 /// Otherwise fails with the command to run.
 pub fn require_pgbouncer() -> Result<(), Error> {
     require(PGBOUNCER, || pgbouncer::program().map(drop))
+}
+
+/// Makes sure that Python can make environments; as root on Debian it installs what is missing.
+pub fn require_python() -> Result<(), Error> {
+    require(PYTHON, || answers("python3", &["-c", "import ensurepip, venv"]))
+}
+
+/// Makes sure that Node and its package manager are there; as root on Debian it installs them.
+pub fn require_node() -> Result<(), Error> {
+    require(NODE, || answers("node", &["--version"]))?;
+    require(NPM, || answers("npm", &["--version"]))
+}
+
+fn answers(program: &str, arguments: &[&str]) -> io::Result<()> {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    match output {
+        Ok(output) if output.status.success() => Ok(()),
+        _ => {
+            Err(io::Error::new(io::ErrorKind::NotFound, format!("`{program} {}` fails", arguments.join(" "))))
+        }
+    }
 }
 
 fn require((package, why): (&str, &str), find: impl Fn() -> io::Result<()>) -> Result<(), Error> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::child::{self, Ending};
 use crate::error::Error;
+use crate::languages::Languages;
 use crate::pgbouncer::PrivatePgBouncer;
 use crate::postgres::{PROGRAMS_VARIABLE, PrivatePostgres};
 use crate::report::{Outcome, Report};
@@ -35,7 +36,7 @@ pub enum Extent {
 /// Runs every step; a failed one does not keep the later ones from running, unless they need the build.
 pub fn run_every(root: &Path, extent: Extent) -> Result<Report, Error> {
     cargo::require_components(root)?;
-    let servers = Servers::start(extent)?;
+    let servers = Servers::start(root, extent)?;
     let mut report = Report::default();
 
     report.step("formatting", || run(cargo::command(root).args(["fmt", "--all", "--check"])))?;
@@ -63,7 +64,7 @@ pub fn run_every(root: &Path, extent: Extent) -> Result<Report, Error> {
 
 /// Runs only the tests whose names contain one of the filters.
 pub fn run_tests(root: &Path, extent: Extent, filters: &[String]) -> Result<Report, Error> {
-    let servers = Servers::start(extent)?;
+    let servers = Servers::start(root, extent)?;
     let mut report = Report::default();
     report.step("tests", || run(&mut servers.tests(root, filters)))?;
     Ok(report)
@@ -74,11 +75,13 @@ struct Servers {
     // Before the server, so that it ends first.
     pgbouncer: PrivatePgBouncer,
     postgres: PrivatePostgres,
+    languages: Languages,
     extent: Extent,
 }
 
 impl Servers {
-    fn start(extent: Extent) -> Result<Self, Error> {
+    fn start(root: &Path, extent: Extent) -> Result<Self, Error> {
+        let languages = Languages::prepare(root)?;
         packages::require_postgres()?;
         let postgres = PrivatePostgres::start()
             .map_err(|error| Error::Environment(format!("cannot start a private Postgres: {error}")))?;
@@ -86,7 +89,7 @@ impl Servers {
         let pgbouncer = PrivatePgBouncer::start(postgres.port())
             .map_err(|error| Error::Environment(format!("cannot start a private PgBouncer: {error}")))?;
         println!("private Postgres at {}, through PgBouncer at {}", postgres.url(), pgbouncer.url());
-        Ok(Self { pgbouncer, postgres, extent })
+        Ok(Self { pgbouncer, postgres, languages, extent })
     }
 
     fn tests(&self, root: &Path, filters: &[String]) -> Command {
@@ -98,6 +101,7 @@ impl Servers {
 
     /// Tells a program where the servers are.
     fn announce_to(&self, command: &mut Command) {
+        self.languages.announce_to(command);
         command
             .env(POSTGRES_VARIABLE, self.postgres.url())
             .env(PGBOUNCER_VARIABLE, self.pgbouncer.url())

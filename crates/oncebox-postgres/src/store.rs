@@ -96,7 +96,8 @@ impl PgStore {
 
     /// Turns wake-ups through LISTEN and NOTIFY on (as it is unless set) or off.
     ///
-    /// Turn it off behind a pooler in transaction mode, where LISTEN does nothing; polling finds everything.
+    /// Polling finds everything without them. Behind a pooler, where LISTEN does nothing, see
+    /// [`PgStore::behind_pooler`].
     pub fn notify(self, notify: bool) -> Self {
         self.with(|options| options.notify = notify)
     }

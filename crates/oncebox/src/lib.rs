@@ -34,6 +34,8 @@ mod guides {
     mod inline {}
     #[doc = include_str!("../../../guides/own-transaction.md")]
     mod own_transaction {}
+    #[doc = include_str!("../../../guides/languages.md")]
+    mod languages {}
     #[doc = include_str!("../../../guides/outbox.md")]
     mod outbox {}
     #[doc = include_str!("../../../guides/stores.md")]

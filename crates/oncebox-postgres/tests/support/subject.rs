@@ -298,10 +298,10 @@ impl<W> Drop for SubjectBy<W> {
 /// Ends the subject's sessions and drops its schemas.
 async fn remove(options: PgConnectOptions, name: &str) -> Result<(), sqlx::Error> {
     let mut connection = options.connect().await?;
-    sqlx::query("select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1")
-        .bind(name)
-        .execute(&mut connection)
-        .await?;
+    // A pooler's own session, which looks up roles, may bear the name of the client it last did so for.
+    let terminate = "select pg_terminate_backend(pid) from pg_stat_activity
+                     where application_name = $1 and (usename = $1 or to_regrole($1) is null)";
+    sqlx::query(terminate).bind(name).execute(&mut connection).await?;
     let drop = format!(
         "drop schema if exists {name} cascade; drop schema if exists {user} cascade;
          do $$ begin if to_regrole('{name}') is not null then

@@ -4,7 +4,7 @@
 #![allow(missing_docs, reason = "the macros of Diesel write functions and tables without")]
 
 use diesel::prelude::*;
-use diesel::sql_types::{Binary, Bool, Json, Nullable, Text};
+use diesel::sql_types::{Binary, Json, Nullable, Text};
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
 use serde_json::{Value, json};
 

@@ -2,9 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-// Shared with the other suites, which use more of it.
-#[allow(dead_code)]
 mod common;
+// Shared with the other suites, which use more of it.
 #[allow(dead_code)]
 mod support;
 

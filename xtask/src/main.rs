@@ -122,9 +122,9 @@ fn keep_postgres() -> Result<ExitCode, Error> {
     println!("export {POSTGRES_VARIABLE}={}", postgres.url());
     packages::require_pgbouncer()?;
     let pgbouncer = PrivatePgBouncer::start(postgres.port()).map_err(environment)?;
-    println!("export {PGBOUNCER_VARIABLE}={}", pgbouncer.url());
     println!("export {POSTGRES_DATA_VARIABLE}={}", postgres.data().display());
     println!("export {PROGRAMS_VARIABLE}={}", postgres.programs().display());
+    println!("export {PGBOUNCER_VARIABLE}={}", pgbouncer.url());
     eprintln!("Postgres runs until you press Ctrl-C");
     while interrupt::check().is_ok() {
         thread::sleep(Duration::from_millis(50));

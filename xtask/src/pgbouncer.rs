@@ -28,7 +28,7 @@ const LOG: &str = "pgbouncer.log";
 pub struct PrivatePgBouncer {
     port: u16,
     guard: Child,
-    // Removed by the guard, which may outlive us.
+    // Removed by the guard, which outlives us, or by this when the guard was never started.
     _folder: TempDir,
 }
 
@@ -38,13 +38,13 @@ impl PrivatePgBouncer {
     /// Fails when PgBouncer is not installed or does not start; the error then carries what it logged.
     pub fn start(server_port: u16) -> io::Result<Self> {
         let program = program()?;
-        let folder = tempfile::Builder::new().prefix("oncebox-pgbouncer-").tempdir()?;
-        let owner = if effective_user(folder.path())? == 0 { Some(user("postgres")?) } else { None };
-        if let Some((user, group)) = owner {
-            chown(folder.path(), Some(user), Some(group))?;
-        }
         let mut tries = 1;
         loop {
+            let folder = tempfile::Builder::new().prefix("oncebox-pgbouncer-").tempdir()?;
+            let owner = if effective_user(folder.path())? == 0 { Some(user("postgres")?) } else { None };
+            if let Some((user, group)) = owner {
+                chown(folder.path(), Some(user), Some(group))?;
+            }
             let port = free_port()?;
             match launch(&program, folder.path(), owner, port, server_port) {
                 Ok(guard) => return Ok(Self { port, guard, _folder: folder }),
@@ -89,7 +89,8 @@ fn launch(
     fs::write(folder.join("users.txt"), "\"postgres\" \"\"\n")?;
     fs::write(folder.join("pgbouncer.ini"), settings(folder, port, server_port))?;
     // The guard holds the pooler as its child, and ends it when our end of the pipe closes.
-    let script = r#""$0" "$1"/pgbouncer.ini & pooler=$!; read -r _; kill "$pooler"; wait "$pooler""#;
+    let script =
+        r#""$0" "$1"/pgbouncer.ini & pooler=$!; read -r _; kill "$pooler"; wait "$pooler"; rm -rf "$1""#;
     let mut command = Command::new("/bin/sh");
     command.arg("-c").arg(script).arg(program).arg(folder);
     command.env_clear().env("PATH", "/usr/bin:/bin").current_dir(folder).process_group(0);
@@ -101,9 +102,9 @@ fn launch(
     let started_at = Instant::now();
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
         if started_at.elapsed() > READY_WITHIN {
+            let log = fs::read_to_string(folder.join(LOG)).unwrap_or_default();
             drop(guard.stdin.take());
             guard.wait()?;
-            let log = fs::read_to_string(folder.join(LOG)).unwrap_or_default();
             return Err(io::Error::other(format!(
                 "PgBouncer did not become ready; it logged:\n{}",
                 log.trim()

@@ -39,10 +39,12 @@ as $$
     )::uuid::text
 $$;
 
+create function {schema}.payload_limit() returns integer
+language sql stable
+as $$ select coalesce(nullif(current_setting('oncebox.payload_limit', true), '')::integer, 16777216) $$;
+
 -- Raises for the first field that breaks a limit. Only called when one does, so that good messages do not pay for it.
-create function {schema}.refuse(
-    scope bytea, sink bytea, id bytea, kind bytea, key bytea, payload bytea, payload_limit integer
-) returns void
+create function {schema}.refuse(scope text, sink text, id text, kind text, key text, payload bytea) returns void
 language plpgsql
 as $$
 declare
@@ -50,12 +52,12 @@ declare
 begin
     select f.field, f.bytes, f.least, f.most into wrong
     from (values
-        (1, 'id', octet_length(id), 1, 512),
-        (2, 'kind', octet_length(kind), 1, 255),
-        (3, 'scope', octet_length(scope), 0, 255),
-        (4, 'sink', octet_length(sink), 0, 255),
-        (5, 'key', case when key is null then 1 else octet_length(key) end, 1, 512),
-        (6, 'payload', octet_length(payload), 0, payload_limit)
+        (1, 'id', octet_length(convert_to(id, 'UTF8')), 1, 512),
+        (2, 'kind', octet_length(convert_to(kind, 'UTF8')), 1, 255),
+        (3, 'scope', octet_length(convert_to(scope, 'UTF8')), 0, 255),
+        (4, 'sink', octet_length(convert_to(sink, 'UTF8')), 0, 255),
+        (5, 'key', case when key is null then 1 else octet_length(convert_to(key, 'UTF8')) end, 1, 512),
+        (6, 'payload', octet_length(payload), 0, {schema}.payload_limit())
     ) as f (place, field, bytes, least, most)
     where (f.bytes between f.least and f.most) is not true
     order by f.place
@@ -153,25 +155,25 @@ begin
 end
 $$;
 
+-- The bodies below are short on purpose: in every new transaction PL/pgSQL sets up each expression again, and that, not
+-- the work, is what a call costs over the plain statements.
+
 -- True the first time that handler and id are committed; waits for a rival that has not ended yet.
 create function {schema}.once(handler text, id text) returns boolean
 language plpgsql volatile
 as $$
-declare
-    handler_bytes constant bytea := convert_to(handler, 'UTF8');
-    id_bytes constant bytea := convert_to(id, 'UTF8');
 begin
-    if (octet_length(handler_bytes) between 1 and 100) is not true then
-        raise exception 'the handler name has % bytes; give it 1 to 100 bytes', coalesce(octet_length(handler_bytes), 0)
-            using errcode = 'invalid_parameter_value';
-    elsif (octet_length(id_bytes) between 1 and 512) is not true then
-        raise exception 'the id has % bytes; give it 1 to 512 bytes', coalesce(octet_length(id_bytes), 0)
+    if (octet_length(convert_to(handler, 'UTF8')) between 1 and 100
+        and octet_length(convert_to(id, 'UTF8')) between 1 and 512) is not true
+    then
+        raise exception 'the handler name has % bytes and the id %; give them 1 to 100 and 1 to 512 bytes',
+            coalesce(octet_length(convert_to(handler, 'UTF8')), 0), coalesce(octet_length(convert_to(id, 'UTF8')), 0)
             using errcode = 'invalid_parameter_value';
     end if;
     insert into {schema}.seen (identity, fingerprint, seen_at)
     values (
-        {schema}.digest(handler_bytes || '\x01'::bytea || id_bytes), '00000000-0000-0000-0000-000000000000',
-        {schema}.clock_micros()
+        {schema}.digest(convert_to(handler, 'UTF8') || '\x01'::bytea || convert_to(id, 'UTF8')),
+        '00000000-0000-0000-0000-000000000000', {schema}.clock_micros()
     )
     on conflict (identity) do nothing;
     return found;
@@ -186,39 +188,34 @@ create function {schema}.publish_to(
 language plpgsql volatile
 as $$
 declare
-    own_id constant text := coalesce(id, {schema}.fresh_id());
-    id_bytes constant bytea := convert_to(own_id, 'UTF8');
-    key_bytes constant bytea := convert_to(key, 'UTF8');
-    payload_limit constant integer := coalesce(nullif(current_setting('oncebox.payload_limit', true), '')::integer, 16777216);
-    not_before_at constant bigint := {schema}.stored_time(not_before);
     now_at constant bigint := {schema}.clock_micros();
-    hinted_at bigint;
 begin
-    if (octet_length(id_bytes) between 1 and 512
+    if id is null then
+        id := {schema}.fresh_id();
+    end if;
+    if (octet_length(convert_to(id, 'UTF8')) between 1 and 512
         and octet_length(convert_to(kind, 'UTF8')) between 1 and 255
         and octet_length(convert_to(sink, 'UTF8')) <= 255
-        and (key is null or octet_length(key_bytes) between 1 and 512)
-        and octet_length(payload) <= payload_limit) is not true
+        and (key is null or octet_length(convert_to(key, 'UTF8')) between 1 and 512)
+        and octet_length(payload) <= {schema}.payload_limit()) is not true
     then
-        perform {schema}.refuse(
-            ''::bytea, convert_to(sink, 'UTF8'), id_bytes, convert_to(kind, 'UTF8'), key_bytes, payload, payload_limit
-        );
+        perform {schema}.refuse('', sink, id, kind, key, payload);
     end if;
     insert into {schema}.outbox (sink, lane, scope, id, kind, key, headers, payload, not_before, due_at, created_at)
     values (
-        sink, {schema}.lane_of(coalesce(key_bytes, id_bytes)), '', own_id, kind, key,
-        case when headers is null then '' else {schema}.stored_headers(headers) end,
-        payload, not_before_at, greatest(not_before_at, now_at), now_at
+        sink, {schema}.lane_of(convert_to(coalesce(key, id), 'UTF8')), '', id, kind, key,
+        case when headers is null then '' else {schema}.stored_headers(headers) end, payload,
+        case when not_before is not null then {schema}.stored_time(not_before) end,
+        case when not_before is null then now_at else greatest({schema}.stored_time(not_before), now_at) end, now_at
     );
     -- At most one hint in 10 ms for each session: transactions that notify commit one after the other. A rollback
     -- takes the setting back together with the hint.
-    if current_setting('oncebox.notify', true) is distinct from 'off' then
-        hinted_at := nullif(current_setting('oncebox.hinted_at', true), '')::bigint;
-        if (now_at - hinted_at between 0 and 9999) is not true then
-            perform set_config('oncebox.hinted_at', now_at::text, false), pg_notify('oncebox.' || trim('{schema}', '"'), '');
-        end if;
+    if now_at - coalesce(nullif(current_setting('oncebox.hinted_at', true), '')::bigint, 0) not between 0 and 9999
+        and current_setting('oncebox.notify', true) is distinct from 'off'
+    then
+        perform set_config('oncebox.hinted_at', now_at::text, false), pg_notify('oncebox.' || trim('{schema}', '"'), '');
     end if;
-    return own_id;
+    return id;
 end
 $$;
 
@@ -239,31 +236,25 @@ create function {schema}.receive(
 language plpgsql volatile
 as $$
 declare
-    id_bytes constant bytea := convert_to(id, 'UTF8');
-    own_scope constant text := coalesce(nullif(scope, ''), 'default');
-    scope_bytes constant bytea := convert_to(own_scope, 'UTF8');
-    kind_bytes constant bytea := convert_to(kind, 'UTF8');
-    key_bytes constant bytea := convert_to(key, 'UTF8');
-    payload_limit constant integer := coalesce(nullif(current_setting('oncebox.payload_limit', true), '')::integer, 16777216);
-    own_headers constant text := case when headers is null then '' else {schema}.stored_headers(headers) end;
-    not_before_at constant bigint := {schema}.stored_time(not_before);
     own_identity uuid;
     own_fingerprint uuid;
-    own_lane smallint;
     known uuid;
     place bigint;
     now_at bigint;
 begin
-    if (octet_length(id_bytes) between 1 and 512
-        and octet_length(kind_bytes) between 1 and 255
-        and octet_length(scope_bytes) <= 255
-        and (key is null or octet_length(key_bytes) between 1 and 512)
-        and octet_length(payload) <= payload_limit) is not true
-    then
-        perform {schema}.refuse(scope_bytes, ''::bytea, id_bytes, kind_bytes, key_bytes, payload, payload_limit);
+    if scope is null or scope = '' then
+        scope := 'default';
     end if;
-    own_identity := {schema}.digest(scope_bytes || '\x00'::bytea || id_bytes);
-    own_fingerprint := {schema}.digest(kind_bytes || '\x00'::bytea || payload);
+    if (octet_length(convert_to(id, 'UTF8')) between 1 and 512
+        and octet_length(convert_to(kind, 'UTF8')) between 1 and 255
+        and octet_length(convert_to(scope, 'UTF8')) <= 255
+        and (key is null or octet_length(convert_to(key, 'UTF8')) between 1 and 512)
+        and octet_length(payload) <= {schema}.payload_limit()) is not true
+    then
+        perform {schema}.refuse(scope, '', id, kind, key, payload);
+    end if;
+    own_identity := {schema}.digest(convert_to(scope, 'UTF8') || '\x00'::bytea || convert_to(id, 'UTF8'));
+    own_fingerprint := {schema}.digest(convert_to(kind, 'UTF8') || '\x00'::bytea || payload);
     -- An id may be purged between the insert that met it and the look at its fingerprint; then it is new after all.
     for round in 1..5 loop
         -- A copy is recognised without the lock on the head row. The unique key below still decides.
@@ -277,22 +268,27 @@ begin
             insert into {schema}.conflict
                 (identity, fingerprint, scope, message_id, kind, key, headers, payload, not_before, received_at)
             values (
-                own_identity, own_fingerprint, own_scope, id, kind, key, own_headers, payload, not_before_at, now_at
+                own_identity, own_fingerprint, scope, id, kind, key,
+                case when headers is null then '' else {schema}.stored_headers(headers) end, payload,
+                case when not_before is not null then {schema}.stored_time(not_before) end, now_at
             )
             on conflict (identity, fingerprint) do nothing;
             insert into {schema}.tally (name, counted_at) values ('conflict', now_at);
             return 'conflict';
         end if;
         update {schema}.head set seq = head.seq + 1 returning head.seq, {schema}.clock_micros() into place, now_at;
-        own_lane := {schema}.lane_of(coalesce(key_bytes, id_bytes));
         insert into {schema}.seen (identity, fingerprint, seen_at, seq, lane)
-        values (own_identity, own_fingerprint, now_at, place, own_lane)
+        values (
+            own_identity, own_fingerprint, now_at, place, {schema}.lane_of(convert_to(coalesce(key, id), 'UTF8'))
+        )
         on conflict (identity) do nothing;
         if found then
             insert into {schema}.log
                 (lane, seq, identity, scope, id, kind, key, headers, payload, not_before, received_at)
             values (
-                own_lane, place, own_identity, own_scope, id, kind, key, own_headers, payload, not_before_at, now_at
+                {schema}.lane_of(convert_to(coalesce(key, id), 'UTF8')), place, own_identity, scope, id, kind, key,
+                case when headers is null then '' else {schema}.stored_headers(headers) end, payload,
+                case when not_before is not null then {schema}.stored_time(not_before) end, now_at
             );
             insert into {schema}.tally (name, counted_at) values ('received', now_at);
             -- No pause between hints as in `publish`: these transactions commit one after the other anyway.

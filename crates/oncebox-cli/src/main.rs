@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_env("ONCEBOX_LOG").unwrap_or_else(|_| EnvFilter::new("error"));
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(filter);
-    let counter = matches!(cli.command, Command::Bench(_)).then_some(bench::StatementCounter);
+    let counter = matches!(cli.command, Command::Bench(_)).then(bench::statement_counter);
     tracing_subscriber::registry().with(log).with(counter).init();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

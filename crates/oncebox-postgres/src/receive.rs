@@ -5,16 +5,24 @@ use std::sync::atomic::Ordering;
 
 use oncebox_core::store::{Arrival, InlineBatch, ReadInline};
 use oncebox_core::{Error, Received};
-use sqlx::{PgConnection, Row};
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres, Row};
+use sqlx_core::transaction::TransactionManager;
 use uuid::Uuid;
 
 use crate::error::Problem;
-use crate::rows::{Columns, stored_lane, uuids};
+use crate::rows::{self, Columns, stored_lane, uuids};
 use crate::store::Inner;
-use crate::tx::{PgTransaction, autocommit};
+use crate::tx::{Manager, PgTransaction, autocommit};
 
 /// How often an id may vanish (purged) between the insert that met it and the look at its fingerprint.
 const MOST_ROUNDS: usize = 5;
+
+/// For how many groups after a duplicate the statement is used that expects some.
+///
+/// The other one costs half, but fails when it meets a known id: an error in the server's log and a wasted write.
+const CAREFUL_FOR: u32 = 64;
 
 impl Inner {
     pub(crate) async fn receive(&self, arrivals: &[Arrival]) -> Result<Vec<Received>, Error> {
@@ -22,6 +30,10 @@ impl Inner {
             return Ok(Vec::new());
         }
         let verdicts = autocommit!(self, |connection| self.receive_on(connection, arrivals).await)?;
+        let all_new = verdicts.iter().all(|verdict| *verdict == Received::New);
+        if !all_new {
+            self.careful.store(CAREFUL_FOR, Ordering::Relaxed);
+        }
         self.only_duplicates.store(!verdicts.contains(&Received::New), Ordering::Relaxed);
         Ok(verdicts)
     }
@@ -35,13 +47,15 @@ impl Inner {
         // In a storm of redeliveries one look is cheaper than a write of the head row and a commit.
         if self.only_duplicates.load(Ordering::Relaxed) {
             self.judge_known(connection, arrivals, &mut verdicts).await?;
+        } else if self.append_new(connection, arrivals).await? {
+            return Ok(vec![Received::New; arrivals.len()]);
         }
         for _ in 0..MOST_ROUNDS {
             let open = undecided(&verdicts);
             if open.is_empty() {
                 break;
             }
-            self.append(connection, arrivals, open, &mut verdicts).await?;
+            self.append(connection, arrivals, &open, &mut verdicts).await?;
             // A statement of its own, so that it sees what rivals have committed since.
             if verdicts.contains(&None) {
                 self.judge_known(connection, arrivals, &mut verdicts).await?;
@@ -55,40 +69,43 @@ impl Inner {
         Ok(verdicts)
     }
 
+    /// Stores messages that are all new; false, and nothing stored, when one of them may be known.
+    async fn append_new(
+        &self,
+        connection: &mut PgConnection,
+        arrivals: &[Arrival],
+    ) -> Result<bool, Problem> {
+        let careful = self.careful.load(Ordering::Relaxed);
+        if careful > 0 {
+            self.careful.store(careful - 1, Ordering::Relaxed);
+            return Ok(false);
+        }
+        // The error of a known id would end a transaction.
+        if Manager::get_transaction_depth(connection) > 0 {
+            return Ok(false);
+        }
+        let query = bind_arrivals(self.sql.receive_new.query().bind(self.shift()), arrivals.iter());
+        match query.execute(&mut *connection).await.map_err(Problem::from) {
+            Ok(_) => Ok(true),
+            Err(problem) if problem.code().as_deref() == Some("23505") => Ok(false),
+            Err(problem) => Err(problem),
+        }
+    }
+
     async fn append(
         &self,
         connection: &mut PgConnection,
         arrivals: &[Arrival],
-        mut open: Vec<usize>,
+        open: &[usize],
         verdicts: &mut [Option<Received>],
     ) -> Result<(), Problem> {
-        // The ordinal keeps the order of arrival; the rows come by identity, which is also the order of insertion.
-        let ordinals: HashMap<usize, i64> = open.iter().copied().zip(1..).collect();
-        open.sort_unstable_by_key(|&index| arrivals[index].identity);
-        let columns: Columns<'_> = open.iter().map(|&index| &arrivals[index].message).collect();
-        let rows = self
-            .sql
-            .receive
-            .query()
-            .bind(self.shift())
-            .bind(uuids(open.iter().map(|&index| &arrivals[index].identity)))
-            .bind(uuids(open.iter().map(|&index| &arrivals[index].fingerprint)))
-            .bind(open.iter().map(|index| ordinals[index]).collect::<Vec<i64>>())
-            .bind(open.iter().map(|&index| stored_lane(arrivals[index].lane)).collect::<Vec<i16>>())
-            .bind(columns.not_before)
-            .bind(columns.scopes)
-            .bind(columns.ids)
-            .bind(columns.kinds)
-            .bind(columns.keys)
-            .bind(columns.headers)
-            .bind(columns.payloads)
-            .fetch_all(&mut *connection)
-            .await?;
-        for row in rows {
-            let identity: Uuid = row.try_get(0)?;
-            let place = open.binary_search_by_key(identity.as_bytes(), |&index| arrivals[index].identity);
-            if let Ok(place) = place {
-                verdicts[open[place]] = Some(Received::New);
+        let asked = open.iter().map(|&index| &arrivals[index]);
+        let query = bind_arrivals(self.sql.receive.query().bind(self.shift()), asked);
+        for row in query.fetch_all(&mut *connection).await? {
+            let place = rows::amount(&row, 0)?;
+            let index = usize::try_from(place).ok().and_then(|place| open.get(place.checked_sub(1)?));
+            if let Some(&index) = index {
+                verdicts[index] = Some(Received::New);
             }
         }
         Ok(())
@@ -214,4 +231,24 @@ impl Inner {
 
 fn undecided(verdicts: &[Option<Received>]) -> Vec<usize> {
     (0..verdicts.len()).filter(|&index| verdicts[index].is_none()).collect()
+}
+
+/// Binds identities, fingerprints, lanes and the messages' columns, in the order they came.
+fn bind_arrivals<'q>(
+    query: Query<'q, Postgres, PgArguments>,
+    arrivals: impl Iterator<Item = &'q Arrival> + Clone,
+) -> Query<'q, Postgres, PgArguments> {
+    let columns: Columns<'q> = arrivals.clone().map(|arrival| &arrival.message).collect();
+    let columns = columns.collapsed();
+    query
+        .bind(uuids(arrivals.clone().map(|arrival| &arrival.identity)))
+        .bind(uuids(arrivals.clone().map(|arrival| &arrival.fingerprint)))
+        .bind(arrivals.map(|arrival| stored_lane(arrival.lane)).collect::<Vec<i16>>())
+        .bind(columns.not_before)
+        .bind(columns.scopes)
+        .bind(columns.ids)
+        .bind(columns.kinds)
+        .bind(columns.keys)
+        .bind(columns.headers)
+        .bind(columns.payloads)
 }

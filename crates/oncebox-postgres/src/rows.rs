@@ -40,6 +40,30 @@ impl<'a> FromIterator<&'a Message> for Columns<'a> {
     }
 }
 
+impl Columns<'_> {
+    /// Shortens what need not be said for every row: a list of one where all are the same, none where all are null.
+    pub(crate) fn collapsed(mut self) -> Self {
+        collapse(&mut self.scopes);
+        collapse(&mut self.kinds);
+        collapse(&mut self.headers);
+        if self.keys.iter().all(Option::is_none) {
+            self.keys.clear();
+        }
+        if self.not_before.iter().all(Option::is_none) {
+            self.not_before.clear();
+        }
+        self
+    }
+}
+
+fn collapse<T: PartialEq>(column: &mut Vec<T>) {
+    if let Some((first, rest)) = column.split_first()
+        && rest.iter().all(|value| value == first)
+    {
+        column.truncate(1);
+    }
+}
+
 /// Reads scope, id, kind, key, headers, payload and not_before, starting at this column.
 pub(crate) fn message(row: &PgRow, first: usize) -> Result<Message, Problem> {
     let payload: Vec<u8> = row.try_get(first + 5)?;

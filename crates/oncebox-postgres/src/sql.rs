@@ -119,7 +119,8 @@ statements! {
     conflict, conflicts, counts, deliveries, discard, fold_tally, forget, handlers, heal, history, is_writable, known,
     known_handlers, lease, lease_outgoing, lock_cursors, matching, migration_applied, migration_lock,
     migration_table, migrations, no_jit, once, outbox_status, park, promote, publish, purge_attempt, purge_conflict,
-    purge_counter, purge_delivery, purge_log, purge_seen, read_outgoing, receive, register, register_cursors,
+    purge_counter, purge_delivery, purge_log, purge_seen, read_outgoing, receive, receive_new, register,
+    register_cursors,
     relay_rows, release, release_held, rename, renew, replay, replay_outgoing, revoke, set_paused, settle, settle_outgoing,
     sweep_lock, sweep_move,
 }

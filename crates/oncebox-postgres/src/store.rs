@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::error::Error as StdError;
 use std::fmt;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,8 @@ pub(crate) struct Inner {
     pub(crate) channel: String,
     /// The last receive brought nothing new, so the next one looks before it writes.
     pub(crate) only_duplicates: AtomicBool,
+    /// For how many more groups to expect duplicates.
+    pub(crate) careful: AtomicU32,
     /// Sinks whose relay rows are known to exist.
     pub(crate) relays: Mutex<HashSet<String>>,
     /// When `publish` last gave a hint.
@@ -166,6 +168,7 @@ impl PgStore {
             channel: format!("oncebox.{}", options.schema.name()),
             seed: Seed::from_system(),
             only_duplicates: AtomicBool::new(false),
+            careful: AtomicU32::new(0),
             relays: Mutex::default(),
             hinted_at: Mutex::default(),
             healed_at: Mutex::default(),

@@ -20,7 +20,7 @@ use crate::error::Problem;
 use crate::sql::{self, Statement};
 
 /// The driver's own bookkeeping of transactions, so that a handler's `begin` makes a savepoint.
-type Manager = <Postgres as Database>::TransactionManager;
+pub(crate) type Manager = <Postgres as Database>::TransactionManager;
 
 /// How long a rollback may take before the connection is closed instead.
 const ROLLBACK_PATIENCE: Duration = Duration::from_secs(1);

@@ -16,7 +16,7 @@ use oncebox::clock::Seed;
 use crate::bench::report::Report;
 use crate::target::{PgTarget, Place, SqliteTarget};
 
-pub(crate) use cost::StatementCounter;
+pub(crate) use cost::statement_counter;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {

@@ -1,28 +1,31 @@
 -- receive.sql: locks the head row until the commit, then inserts what is new into seen (by identity) and log
+-- Answers the places (from 1) of the new ones. A column that is the same in every row comes as a list of one, a column
+-- of nulls as an empty list.
 -- `limit 1` tells the planner that head has one row; without statistics it guesses 2,000, and so a cost that starts JIT.
 with head as (
     update {schema}.head
     set seq = seq + cardinality($2::uuid[])
     returning seq - cardinality($2::uuid[]) as base, (extract(epoch from clock_timestamp()) * 1000000)::bigint + $1 as now
 ),
-arrival as materialized (
-    select ordinal, identity, fingerprint, lane, not_before, scope, id, kind, key, headers, payload
-    from unnest(
-        $2::uuid[], $3::uuid[], $4::bigint[], $5::smallint[], $6::bigint[], $7::text[], $8::text[], $9::text[],
-        $10::text[], $11::text[], $12::bytea[]
-    ) as a (identity, fingerprint, ordinal, lane, not_before, scope, id, kind, key, headers, payload)
-),
 fresh as (
     insert into {schema}.seen (identity, fingerprint, seen_at, seq, lane)
     select a.identity, a.fingerprint, head.now, head.base + a.ordinal, a.lane
-    from (select base, now from head limit 1) as head cross join arrival a
+    from (select base, now from head limit 1) as head
+    cross join unnest($2::uuid[], $3::uuid[], $4::smallint[]) with ordinality
+        as a (identity, fingerprint, lane, ordinal)
     order by a.identity
     on conflict (identity) do nothing
-    returning identity, seq, seen_at
+    returning seq, seen_at
 ),
 appended as (
     insert into {schema}.log (lane, seq, identity, scope, id, kind, key, headers, payload, not_before, received_at)
-    select a.lane, fresh.seq, a.identity, a.scope, a.id, a.kind, a.key, a.headers, a.payload, a.not_before, fresh.seen_at
-    from arrival a join fresh on fresh.identity = a.identity
+    select a.lane, fresh.seq, a.identity, coalesce(a.scope, ($6::text[])[1]), a.id,
+        coalesce(a.kind, ($8::text[])[1]), a.key, coalesce(a.headers, ($10::text[])[1]), a.payload, a.not_before,
+        fresh.seen_at
+    from (select base from head limit 1) as head
+    cross join unnest(
+        $2::uuid[], $4::smallint[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::bytea[]
+    ) with ordinality as a (identity, lane, not_before, scope, id, kind, key, headers, payload, ordinal)
+    join fresh on fresh.seq = head.base + a.ordinal
 )
-select identity from fresh
+select fresh.seq - head.base as place from (select base from head limit 1) as head cross join fresh

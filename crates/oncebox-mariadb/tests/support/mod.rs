@@ -1,0 +1,8 @@
+//! What the suites of the test kit need to know about this store.
+
+// Part of tests, which clippy sees only in functions marked as such.
+#![allow(clippy::unwrap_used)]
+
+mod subject;
+
+pub(crate) use subject::MariaSubject;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::child::{self, Ending};
 use crate::error::Error;
+use crate::mariadb::{self, PrivateMariadb};
 use crate::postgres::{PROGRAMS_VARIABLE, PrivatePostgres};
 use crate::report::{Outcome, Report};
 use crate::{cargo, packages, tidy};
@@ -14,6 +15,8 @@ use crate::{cargo, packages, tidy};
 pub const POSTGRES_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES";
 /// The data folder of that server.
 pub const POSTGRES_DATA_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES_DATA";
+/// The address of the private MariaDB server, for tests.
+pub const MARIADB_VARIABLE: &str = "ONCEBOX_TEST_MARIADB";
 /// Set to 1 when the slow tests are wanted too.
 pub const ALL_VARIABLE: &str = "ONCEBOX_TEST_ALL";
 
@@ -69,6 +72,7 @@ pub fn run_tests(root: &Path, extent: Extent, filters: &[String]) -> Result<Repo
 /// The servers that the tests talk to; they end with this value.
 struct Servers {
     postgres: PrivatePostgres,
+    mariadb: PrivateMariadb,
     extent: Extent,
 }
 
@@ -78,7 +82,11 @@ impl Servers {
         let postgres = PrivatePostgres::start()
             .map_err(|error| Error::Environment(format!("cannot start a private Postgres: {error}")))?;
         println!("private Postgres at {}", postgres.url());
-        Ok(Self { postgres, extent })
+        packages::require_mariadb()?;
+        let mariadb = PrivateMariadb::start()
+            .map_err(|error| Error::Environment(format!("cannot start a private MariaDB: {error}")))?;
+        println!("private MariaDB at {}", mariadb.url());
+        Ok(Self { postgres, mariadb, extent })
     }
 
     fn tests(&self, root: &Path, filters: &[String]) -> Command {
@@ -93,7 +101,9 @@ impl Servers {
         command
             .env(POSTGRES_VARIABLE, self.postgres.url())
             .env(POSTGRES_DATA_VARIABLE, self.postgres.data())
-            .env(PROGRAMS_VARIABLE, self.postgres.programs());
+            .env(PROGRAMS_VARIABLE, self.postgres.programs())
+            .env(MARIADB_VARIABLE, self.mariadb.url())
+            .env(mariadb::PROGRAMS_VARIABLE, self.mariadb.programs());
         match self.extent {
             Extent::Usual => command.env_remove(ALL_VARIABLE),
             Extent::All => command.env(ALL_VARIABLE, "1"),

@@ -3,6 +3,7 @@
 // Part of tests, which clippy sees only in functions marked as such.
 #![allow(clippy::unwrap_used)]
 
+mod sessions;
 mod subject;
 
 pub(crate) use subject::MariaSubject;

@@ -14,6 +14,8 @@ use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row, Transaction,
 };
 
+use super::sessions::{OpenTransaction, open_transactions};
+
 /// The address of the server; without it nothing is tested.
 const ADDRESS: &str = "ONCEBOX_TEST_MARIADB";
 
@@ -75,6 +77,13 @@ impl MariaSubject {
     #[allow(dead_code, reason = "not every test file that shares this one asks")]
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The transactions its sessions have open.
+    #[allow(dead_code, reason = "not every test file that shares this one asks")]
+    pub(crate) async fn transactions(&self) -> Vec<OpenTransaction> {
+        let mut connection = outside(&self.options).await.unwrap();
+        open_transactions(&mut connection, &user_schema(&self.name)).await
     }
 
     fn store_on(&self, pool: MySqlPool) -> MariaStore {
@@ -219,16 +228,12 @@ impl Subject for MariaSubject {
 
     async fn stuck_transactions(&self) -> usize {
         let mut connection = outside(&self.options).await.unwrap();
-        let count = "select count(*) from information_schema.innodb_trx t
-                     join information_schema.processlist p on p.id = t.trx_mysql_thread_id
-                     where p.db = ? and p.command = 'Sleep'";
         let started = Instant::now();
         loop {
-            let row =
-                sqlx::query(count).bind(user_schema(&self.name)).fetch_one(&mut connection).await.unwrap();
-            let stuck: i64 = row.get(0);
+            let open = open_transactions(&mut connection, &user_schema(&self.name)).await;
+            let stuck = open.iter().filter(|transaction| transaction.is_idle).count();
             if stuck == 0 || started.elapsed() > Duration::from_secs(10) {
-                return usize::try_from(stuck).unwrap();
+                return stuck;
             }
         }
     }

@@ -252,7 +252,7 @@ impl Inner {
         }
         let sums: Vec<_> = sums.into_iter().collect();
         transaction!(self, |connection| {
-            for (text, piece) in self.sql.add_counts.pieces(&sums, self.shift(), |_| 0) {
+            for (text, piece) in self.sql.add_counts.pieces(&sums, self.shift(), self.most_bytes(), |_| 300) {
                 let mut insert = query(text);
                 for ((handler, name, this_minute), value) in piece {
                     insert =

@@ -62,7 +62,7 @@ impl Inner {
         let bytes = |(_, one): &(&[u8; 16], &Park)| {
             size(&one.message) + one.error.as_ref().map_or(0, String::len)
         };
-        for (text, piece) in self.sql.insert_delivery.pieces(&rows, self.shift(), bytes) {
+        for (text, piece) in self.sql.insert_delivery.pieces(&rows, self.shift(), self.most_bytes(), bytes) {
             let mut insert = query(text);
             for (identity, one) in piece {
                 let message = &one.message;
@@ -113,7 +113,7 @@ impl Inner {
         failed: &[Failed],
     ) -> Result<(), Problem> {
         let bytes = |one: &Failed| one.error.len() + 100;
-        for (text, piece) in self.sql.insert_attempt.pieces(failed, self.shift(), bytes) {
+        for (text, piece) in self.sql.insert_attempt.pieces(failed, self.shift(), self.most_bytes(), bytes) {
             let mut insert = query(text);
             for one in piece {
                 insert = insert

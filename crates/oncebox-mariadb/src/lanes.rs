@@ -181,7 +181,8 @@ impl Inner {
         read: &ReadLanes<'_>,
     ) -> Result<Option<Vec<LaneRow>>, Problem> {
         if read.lanes.is_empty() {
-            return Ok(None);
+            self.now(tx).await?;
+            return Ok(Some(Vec::new()));
         }
         let statements = sql::read_lanes(&self.options.schema, read, self.shift());
         let answers = run_text(tx, statements).await?;

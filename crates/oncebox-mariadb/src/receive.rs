@@ -15,10 +15,12 @@ use crate::tx::{Answer, MariaTransaction, reading, transaction};
 
 /// Every server takes a packet of this size, so only larger messages make us ask.
 const SMALL: usize = 512 * 1024;
+/// Larger statements are no faster.
+const LARGE: usize = 4 * 1024 * 1024;
 
 impl Inner {
     pub(crate) async fn receive(&self, arrivals: &[Arrival]) -> Result<Vec<Received>, Error> {
-        self.check_packet(largest(arrivals.iter().map(|arrival| &arrival.message))).await?;
+        self.check_packet(Load::of(arrivals.iter().map(|arrival| &arrival.message))).await?;
         let mut verdicts = vec![None; arrivals.len()];
         // In a storm of redeliveries one look is cheaper than a write of the head row and a commit. It also takes no
         // locks, for which others would have to wait.
@@ -66,7 +68,7 @@ impl Inner {
         // All writers insert in the same order, so that none waits for another in a circle.
         entries.sort_unstable_by_key(|entry| entry.arrival.identity);
         let mut met = HashMap::new();
-        for (text, piece) in self.sql.insert_seen.pieces(&entries, self.shift(), |_| 0) {
+        for (text, piece) in self.sql.insert_seen.pieces(&entries, self.shift(), self.most_bytes(), |_| 100) {
             let mut insert = query(text);
             for Entry { seq, arrival, .. } in piece {
                 insert = insert
@@ -95,7 +97,7 @@ impl Inner {
         // By lane, because the log is kept lane by lane.
         new.sort_unstable_by_key(|entry| (entry.arrival.lane, entry.seq));
         let bytes = |entry: &&Entry<'_>| size(&entry.arrival.message);
-        for (text, piece) in self.sql.insert_log.pieces(&new, self.shift(), bytes) {
+        for (text, piece) in self.sql.insert_log.pieces(&new, self.shift(), self.most_bytes(), bytes) {
             let mut insert = query(text);
             for Entry { seq, arrival, .. } in piece {
                 let message = &arrival.message;
@@ -146,7 +148,7 @@ impl Inner {
         let mut conflicts = conflicts.to_vec();
         conflicts.sort_unstable_by_key(|arrival| (arrival.identity, arrival.fingerprint));
         let bytes = |arrival: &&Arrival| size(&arrival.message);
-        for (text, piece) in self.sql.insert_conflict.pieces(&conflicts, self.shift(), bytes) {
+        for (text, piece) in self.sql.insert_conflict.pieces(&conflicts, self.shift(), self.most_bytes(), bytes) {
             let mut insert = query(text);
             for arrival in piece {
                 let message = &arrival.message;
@@ -170,7 +172,7 @@ impl Inner {
         &self,
         inline: &ReadInline<'_>,
     ) -> Result<InlineBatch<MariaTransaction>, Error> {
-        self.check_packet(largest(inline.arrivals.iter().map(|arrival| &arrival.message))).await?;
+        self.check_packet(Load::of(inline.arrivals.iter().map(|arrival| &arrival.message))).await?;
         let mut retry = crate::error::Retry::default();
         loop {
             let tx = self.begin(inline.limits).await?;
@@ -202,7 +204,7 @@ impl Inner {
         // Below zero, so that it is no number in the log.
         let mark = -i64::try_from(self.seed.next() >> 1).unwrap_or(i64::MAX).max(1);
         let mut met = HashMap::new();
-        for (text, piece) in self.sql.insert_seen.pieces(&open, self.shift(), |_| 0) {
+        for (text, piece) in self.sql.insert_seen.pieces(&open, self.shift(), self.most_bytes(), |_| 100) {
             let mut insert = query(text);
             let now = self.now(tx).await?;
             for &index in piece {
@@ -266,20 +268,24 @@ impl Inner {
     }
 
     /// Refuses a message that the server would not take, before the server ends the connection because of it.
-    pub(crate) async fn check_packet(&self, largest: Option<&Message>) -> Result<(), Error> {
-        let Some((message, bytes)) = largest.map(|message| (message, size(message))) else { return Ok(()) };
-        if bytes <= SMALL {
-            return Ok(());
-        }
+    ///
+    /// Asks the server once, and only when there is much to send.
+    pub(crate) async fn check_packet(&self, load: Load<'_>) -> Result<(), Error> {
+        let Some((message, largest)) = load.largest.filter(|_| load.bytes > SMALL) else { return Ok(()) };
         let most = self.packet.get_or_try_init(|| self.ask_packet()).await?;
-        if bytes > *most {
+        if largest > *most {
             return Err(Error::invalid(format!(
-                "message `{}` needs {bytes} bytes, and the server takes {most} in one packet; raise \
+                "message `{}` needs {largest} bytes, and the server takes {most} in one packet; raise \
                  `max_allowed_packet` there, or store the body elsewhere and send its address",
                 message.id.escape_debug()
             )));
         }
         Ok(())
+    }
+
+    /// How many bytes of rows go into one statement.
+    pub(crate) fn most_bytes(&self) -> usize {
+        self.packet.get().map_or(SMALL, |packet| (packet / 4 * 3).min(LARGE))
     }
 
     async fn ask_packet(&self) -> Result<usize, Error> {
@@ -312,9 +318,21 @@ impl Numbers {
     }
 }
 
-/// The message that takes the most bytes.
-pub(crate) fn largest<'a>(messages: impl Iterator<Item = &'a Message>) -> Option<&'a Message> {
-    messages.max_by_key(|message| size(message))
+/// How much there is to send.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Load<'a> {
+    bytes: usize,
+    largest: Option<(&'a Message, usize)>,
+}
+
+impl<'a> Load<'a> {
+    pub(crate) fn of(messages: impl Iterator<Item = &'a Message>) -> Self {
+        messages.fold(Self { bytes: 0, largest: None }, |load, message| {
+            let bytes = size(message);
+            let largest = load.largest.filter(|(_, most)| *most >= bytes);
+            Self { bytes: load.bytes + bytes, largest: largest.or(Some((message, bytes))) }
+        })
+    }
 }
 
 struct Entry<'a> {

@@ -59,9 +59,6 @@ pub(crate) struct Insert {
 /// How many rows one statement inserts. Round numbers, because people choose those for batches.
 const SIZES: [usize; 10] = [1000, 500, 250, 100, 50, 20, 10, 5, 2, 1];
 
-/// The most bytes of rows in one statement, unless a single row is larger.
-const MOST_BYTES: usize = 4 * 1024 * 1024;
-
 impl Insert {
     fn new(text: &str, row: &str, schema: &Schema) -> Self {
         let template = Statement::render(text, schema).template.to_string();
@@ -69,18 +66,19 @@ impl Insert {
         Self { template, row: row.to_owned(), sizes }
     }
 
-    /// Cuts `rows` into pieces and gives the statement for each.
+    /// Cuts `rows` into pieces of at most so many bytes, or of one row, and gives the statement for each.
     pub(crate) fn pieces<'a, T>(
         &'a self,
         mut rows: &'a [T],
         shift: i64,
+        most_bytes: usize,
         bytes: impl Fn(&T) -> usize + 'a,
     ) -> impl Iterator<Item = (Arc<str>, &'a [T])> {
         std::iter::from_fn(move || {
             let mut sum = 0;
             let fitting = rows.iter().take_while(|row| {
                 sum += bytes(row);
-                sum <= MOST_BYTES
+                sum <= most_bytes
             });
             let most = fitting.count().max(1).min(rows.len());
             let (size, text) = self.sizes.iter().find(|(size, _)| *size <= most)?;
@@ -167,13 +165,17 @@ pub(crate) const ROLLBACK: &str = "rollback";
 
 /// Begins a handler's transaction: its limits, its isolation level, and the savepoint that proves at the end that it is
 /// still the same one.
+///
+/// Autocommit is off meanwhile: after a deadlock whose error the handler swallows, or a commit of its own, its next
+/// statements would otherwise be committed one by one.
 pub(crate) fn begin_transaction(limits: TxLimits, marker: u64) -> String {
     // Zero would mean no limit at all, and whole seconds are all that some of these know.
     let statement = limits.statement.as_secs_f64().clamp(0.001, 31_536_000.0);
     let seconds = limits.statement.as_secs_f64().ceil().clamp(1.0, 31_536_000.0);
     format!(
-        "set @oncebox_statement = @@max_statement_time, @oncebox_idle = @@idle_transaction_timeout, \
-         @oncebox_lock = @@innodb_lock_wait_timeout, @oncebox_table = @@lock_wait_timeout, \
+        "set @oncebox_autocommit = @@autocommit, @oncebox_statement = @@max_statement_time, \
+         @oncebox_idle = @@idle_transaction_timeout, @oncebox_lock = @@innodb_lock_wait_timeout, \
+         @oncebox_table = @@lock_wait_timeout, autocommit = 0, \
          max_statement_time = {statement}, idle_transaction_timeout = {seconds}, \
          innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}; \
          set transaction isolation level read committed; start transaction; savepoint {}",
@@ -181,8 +183,8 @@ pub(crate) fn begin_transaction(limits: TxLimits, marker: u64) -> String {
     )
 }
 
-/// What [`begin_transaction`] has set, set back.
-pub(crate) const END_TRANSACTION: &str = "set max_statement_time = @oncebox_statement, \
+/// What [`begin_transaction`] has set, set back. Nothing may be open any more: turning autocommit on commits.
+pub(crate) const END_TRANSACTION: &str = "set autocommit = @oncebox_autocommit, max_statement_time = @oncebox_statement, \
      idle_transaction_timeout = @oncebox_idle, innodb_lock_wait_timeout = @oncebox_lock, \
      lock_wait_timeout = @oncebox_table";
 
@@ -467,14 +469,14 @@ mod tests {
         let schema = Schema::new("x").unwrap();
         let insert = Insert::new("-- a.sql: locks nothing\nvalues {rows}", "(?)", &schema);
         let rows: Vec<usize> = (0..1603).collect();
-        let sizes: Vec<usize> = insert.pieces(&rows, 0, |_| 1).map(|(_, piece)| piece.len()).collect();
+        let sizes: Vec<usize> = insert.pieces(&rows, 0, 5000, |_| 1).map(|(_, piece)| piece.len()).collect();
         assert_eq!(sizes, [1000, 500, 100, 2, 1]);
-        let all: Vec<usize> = insert.pieces(&rows, 0, |_| 1).flat_map(|(_, piece)| piece.to_vec()).collect();
-        assert_eq!(all, rows);
-        let large = |_: &usize| MOST_BYTES / 2;
-        assert!(insert.pieces(&rows, 0, large).all(|(_, piece)| piece.len() <= 2));
-        assert!(insert.pieces(&rows, 0, |_| MOST_BYTES * 3).all(|(_, piece)| piece.len() == 1));
-        assert_eq!(&*insert.pieces(&[1, 2], 7, |_| 1).next().unwrap().0, "values (?),(?)");
+        for bytes in [1, 2, 2500, 9000] {
+            let pieces: Vec<&[usize]> = insert.pieces(&rows, 0, 5000, move |_| bytes).map(|(_, piece)| piece).collect();
+            assert_eq!(pieces.concat(), rows);
+            assert!(pieces.iter().all(|piece| piece.len() * bytes <= 5000 || piece.len() == 1), "{bytes}");
+        }
+        assert_eq!(&*insert.pieces(&[1, 2], 7, 5000, |_| 1).next().unwrap().0, "values (?),(?)");
     }
 
     #[test]

@@ -80,8 +80,7 @@ async fn every_step_is_bounded_and_the_sweep_goes_round() {
         }
         assert_eq!((ids, messages), (5000, 5000));
         assert_eq!(calls, 8);
-        // Freed pages are used again, before the place where the last sweep stopped.
-        scratch.sql("vacuum {schema}.seen").await;
+        // Ids are in no order, so some of these come before the place where the last sweep stopped.
         scratch.receive((0..1000).map(|n| message(format!("again-{n}"))).collect()).await;
         scratch.process_all("h").await;
         scratch.clock.advance(DAY * 2);

@@ -206,26 +206,24 @@ async fn a_handler_reads_what_is_committed_and_its_limits_are_set_back() {
     let settings = "set session transaction isolation level serializable; set max_statement_time = 77, \
                     idle_transaction_timeout = 78, innodb_lock_wait_timeout = 79, lock_wait_timeout = 80";
     let Some(subject) = MariaSubject::with_settings(settings).await else { return };
-    let look = |mut tx: MariaTx, message: Message| async move {
-        let row = sqlx::query(
-            "select i.trx_isolation_level, @@max_statement_time = 5, @@idle_transaction_timeout, \
-             @@innodb_lock_wait_timeout, @@lock_wait_timeout from information_schema.innodb_trx i \
-             where i.trx_mysql_thread_id = connection_id()",
-        );
-        // Something of InnoDB first, so that there is a row to read.
-        MariaSubject::record(&mut tx, Effect::of("look", &message)).await?;
-        let row = row.fetch_one(&mut *tx).await?;
-        let note = format!(
-            "{} {} {} {} {}",
-            row.try_get::<String, _>(0)?,
-            row.try_get::<i32, _>(1)?,
-            row.try_get::<u64, _>(2)?,
-            row.try_get::<u64, _>(3)?,
-            row.try_get::<u64, _>(4)?
-        );
-        MariaSubject::record(&mut tx, Effect { note, ..Effect::of("look", &message) }).await?;
-        Ok::<(), Failure>(())
+    let rival = subject.pool().clone();
+    let look = move |mut tx: MariaTx, message: Message| {
+        let rival = rival.clone();
+        async move {
+            let count = "select count(*) from seen_by_others";
+            let before: i64 = sqlx::query_scalar(count).fetch_one(&mut *tx).await?;
+            rival.execute("insert into seen_by_others values (1)").await?;
+            let after: i64 = sqlx::query_scalar(count).fetch_one(&mut *tx).await?;
+            let limits = "select concat_ws(' ', @@max_statement_time, @@idle_transaction_timeout, \
+                          @@innodb_lock_wait_timeout, @@lock_wait_timeout)";
+            let limits: String = sqlx::query_scalar(limits).fetch_one(&mut *tx).await?;
+            let note = format!("{} more, {limits}", after - before);
+            MariaSubject::record(&mut tx, Effect { note, ..Effect::of("look", &message) }).await?;
+            Ok::<(), Failure>(())
+        }
     };
+    let make = "create table seen_by_others (id int) engine = innodb";
+    subject.pool().execute(make).await.unwrap();
     let look = handler("look", look).timeout(Duration::from_secs(5));
     let inbox = Inbox::new(subject.store()).on("order", look);
     run(inbox.clone()).drain().await.unwrap();
@@ -233,15 +231,14 @@ async fn a_handler_reads_what_is_committed_and_its_limits_are_set_back() {
     inbox.process(Message::new("order", "x").id("b")).await.unwrap();
     run(inbox).drain().await.unwrap();
     let notes: Vec<String> = subject.effects().await.into_iter().map(|effect| effect.note).collect();
-    let notes: Vec<&str> = notes.iter().map(String::as_str).filter(|note| note.contains(' ')).collect();
-    assert_eq!(notes, ["READ COMMITTED 1 5 5 5"; 2]);
+    assert_eq!(notes, ["1 more, 5.000000 5 5 5"; 2]);
 
     for _ in 0..8 {
         let mut connection = subject.pool().acquire().await.unwrap();
         let text = "select concat_ws(' ', @@tx_isolation, @@max_statement_time, @@idle_transaction_timeout, \
-                    @@innodb_lock_wait_timeout, @@lock_wait_timeout, @@in_transaction)";
+                    @@innodb_lock_wait_timeout, @@lock_wait_timeout, @@autocommit, @@in_transaction)";
         let set: String = sqlx::query_scalar(text).fetch_one(&mut *connection).await.unwrap();
-        assert_eq!(set, "SERIALIZABLE 77.000000 78 79 80 0");
+        assert_eq!(set, "SERIALIZABLE 77.000000 78 79 80 ON 0");
     }
 }
 

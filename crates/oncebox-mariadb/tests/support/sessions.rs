@@ -11,6 +11,7 @@ pub(crate) struct OpenTransaction {
     /// Its session does nothing at the moment.
     pub(crate) is_idle: bool,
     /// It waits for a row lock.
+    #[allow(dead_code, reason = "not every test file that shares this one asks")]
     pub(crate) is_waiting: bool,
 }
 

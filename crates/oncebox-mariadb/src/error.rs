@@ -29,7 +29,7 @@ impl Problem {
     /// True when the connection is still in step with the server.
     pub(crate) fn leaves_connection_usable(&self) -> bool {
         match self {
-            Self::Driver(error) => number(error).is_some_and(|number| !lost_connection(number)),
+            Self::Driver(error) => is_usable_after(error),
             Self::Ours(_) => true,
         }
     }
@@ -50,8 +50,16 @@ impl Problem {
     }
 }
 
-/// There is no savepoint of that name: the transaction is not the one in which it was made.
-pub(crate) const NO_SAVEPOINT: u16 = 1305;
+/// The XA transaction is not there, not in the state it should be in, or can only be rolled back.
+pub(crate) fn is_over(number: u16) -> bool {
+    matches!(number, 1397 | 1399 | 1400 | 1402 | 1613 | 1614)
+}
+
+/// True when a connection is still in step with the server after this error.
+pub(crate) fn is_usable_after(error: &sqlx::Error) -> bool {
+    number(error).is_some_and(|number| !lost_connection(number))
+}
+
 /// The session to be ended is not there.
 pub(crate) const NO_SESSION: u16 = 1094;
 pub(crate) const NO_DATABASE: u16 = 1049;

@@ -272,31 +272,21 @@ impl Inner {
             let left_open = fenced("the handler left a savepoint of its transaction open");
             return Err(abandon(tx, left_open.into()).await);
         }
-        // First of all the check, because outside of our transaction a statement would commit by itself. Where nothing
-        // else is to be written it travels with the commit.
-        let mut last = vec![tx.check()];
-        let mut parked = Vec::new();
-        let done = commit.done.as_ref().filter(|done| !done.leases.is_empty());
-        if !commit.outgoing.is_empty() || !commit.park.is_empty() || done.is_some() {
-            let check = last.remove(0);
-            let written = async {
-                run_text(&mut tx, check).await?;
-                self.write_outgoing(&mut tx, &commit.outgoing).await?;
-                let parked = self.park(&mut tx, &commit.park).await?;
-                if let Some(done) = done {
-                    self.remove_done(&mut tx, done).await?;
-                }
-                Ok(parked)
-            };
-            match written.await {
-                Ok(ids) => parked = ids,
-                Err(problem) => return Err(abandon(tx, problem).await),
+        let written = async {
+            self.write_outgoing(&mut tx, &commit.outgoing).await?;
+            let parked = self.park(&mut tx, &commit.park).await?;
+            if let Some(done) = commit.done.as_ref().filter(|done| !done.leases.is_empty()) {
+                self.remove_done(&mut tx, done).await?;
             }
-        }
-        if let Some(lanes) = commit.lanes.as_ref().filter(|lanes| !lanes.positions.is_empty()) {
-            last.push(sql::move_lanes(&self.options.schema, lanes, self.shift()));
-        }
-        match tx.commit(&last).await {
+            Ok(parked)
+        };
+        let parked = match written.await {
+            Ok(parked) => parked,
+            Err(problem) => return Err(abandon(tx, problem).await),
+        };
+        let lanes = commit.lanes.as_ref().filter(|lanes| !lanes.positions.is_empty());
+        let last = lanes.map(|lanes| sql::move_lanes(&self.options.schema, lanes, self.shift()));
+        match tx.commit(last).await {
             Ok(()) => Ok(parked),
             Err((tx, problem)) => Err(abandon(tx, problem).await),
         }

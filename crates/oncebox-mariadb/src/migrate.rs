@@ -210,6 +210,7 @@ struct Settings {
     binary_log: bool,
     sync_binary_log: i64,
     binary_log_format: String,
+    cluster: bool,
 }
 
 impl Settings {
@@ -223,6 +224,7 @@ impl Settings {
             binary_log: row.try_get(5)?,
             sync_binary_log: row.try_get(6)?,
             binary_log_format: text(row, 7)?,
+            cluster: row.try_get(8)?,
         })
     }
 
@@ -236,6 +238,11 @@ impl Settings {
         if self.read_only || self.session_read_only {
             let text = "mariadb accepts no writes here (read_only, or read-only by default); connect to the primary";
             return Err(Error::new(ErrorKind::ReadOnly, text));
+        }
+        if self.cluster {
+            return Err(Error::invalid(
+                "the server is a node of a Galera cluster, which has no XA transactions; use a server without wsrep_on",
+            ));
         }
         if !self.autocommit {
             return Err(Error::invalid(
@@ -339,6 +346,7 @@ mod tests {
             binary_log: true,
             sync_binary_log: 1,
             binary_log_format: "MIXED".to_owned(),
+            cluster: false,
         }
     }
 
@@ -370,6 +378,7 @@ mod tests {
             (Settings { read_only: true, ..good() }, ErrorKind::ReadOnly),
             (Settings { session_read_only: true, ..good() }, ErrorKind::ReadOnly),
             (Settings { autocommit: false, ..good() }, ErrorKind::Invalid),
+            (Settings { cluster: true, ..good() }, ErrorKind::Invalid),
             (Settings { binary_log_format: "STATEMENT".to_owned(), ..good() }, ErrorKind::Invalid),
             (Settings { version: "8.0.36".to_owned(), ..good() }, ErrorKind::Invalid),
             (Settings { version: "10.5.20-MariaDB".to_owned(), ..good() }, ErrorKind::Invalid),

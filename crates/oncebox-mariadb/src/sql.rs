@@ -163,11 +163,12 @@ pub(crate) const END: &str = "set idle_transaction_timeout = @oncebox_idle, \
 pub(crate) const COMMIT: &str = "commit";
 pub(crate) const ROLLBACK: &str = "rollback";
 
-/// Begins a handler's transaction: its limits, its isolation level, and the savepoint that proves at the end that it is
-/// still the same one.
+/// Begins a handler's transaction, with its limits and its isolation level.
 ///
-/// Autocommit is off meanwhile: after a deadlock whose error the handler swallows, or a commit of its own, its next
-/// statements would otherwise be committed one by one.
+/// It is an XA transaction, because in one of these MariaDB refuses whatever would end it before its time: a commit or
+/// rollback of the handler's own, and every statement that commits by itself, such as `create table`. After a deadlock,
+/// which undoes all of it, MariaDB refuses every further statement. Autocommit is off besides, so that nothing is
+/// committed one by one if a handler should manage to end it nevertheless.
 pub(crate) fn begin_transaction(limits: TxLimits, marker: u64) -> String {
     // Zero would mean no limit at all, and whole seconds are all that some of these know.
     let statement = limits.statement.as_secs_f64().clamp(0.001, 31_536_000.0);
@@ -178,23 +179,34 @@ pub(crate) fn begin_transaction(limits: TxLimits, marker: u64) -> String {
          @oncebox_table = @@lock_wait_timeout, autocommit = 0, \
          max_statement_time = {statement}, idle_transaction_timeout = {seconds}, \
          innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}; \
-         set transaction isolation level read committed; start transaction; savepoint {}",
-        savepoint(marker)
+         set transaction isolation level read committed; xa start {}",
+        name(marker)
     )
 }
 
 /// What [`begin_transaction`] has set, set back. Nothing may be open any more: turning autocommit on commits.
-pub(crate) const END_TRANSACTION: &str = "set autocommit = @oncebox_autocommit, max_statement_time = @oncebox_statement, \
+const END_TRANSACTION: &str = "set autocommit = @oncebox_autocommit, max_statement_time = @oncebox_statement, \
      idle_transaction_timeout = @oncebox_idle, innodb_lock_wait_timeout = @oncebox_lock, \
      lock_wait_timeout = @oncebox_table";
 
-/// Fails with 1305 unless the transaction is the one that was begun with this marker.
-pub(crate) fn release_savepoint(marker: u64) -> String {
-    format!("release savepoint {}", savepoint(marker))
+/// Fails unless the transaction is the one that was begun with this marker and has not been undone by a deadlock; the
+/// commit behind it is not run then.
+pub(crate) fn commit_transaction(marker: u64) -> String {
+    format!("xa end {0}; xa commit {0} one phase; {END_TRANSACTION}", name(marker))
 }
 
-fn savepoint(marker: u64) -> String {
-    format!("oncebox_{marker:016x}")
+/// What must come before [`roll_back_transaction`]; an error of it means that a deadlock or the handler came before.
+pub(crate) fn end_transaction(marker: u64) -> String {
+    format!("xa end {}", name(marker))
+}
+
+pub(crate) fn roll_back_transaction(marker: u64) -> String {
+    format!("xa rollback {}; {END_TRANSACTION}", name(marker))
+}
+
+/// The names of XA transactions must differ on the whole server.
+fn name(marker: u64) -> String {
+    format!("'oncebox-{marker:016x}'")
 }
 
 /// Ends a session. The numbers of sessions are never given twice.

@@ -15,7 +15,7 @@ use sqlx::{
 // sqlx keeps this trait's name to itself.
 use sqlx_core::transaction::TransactionManager;
 
-use crate::error::{NO_SAVEPOINT, NO_SESSION, Problem};
+use crate::error::{NO_SESSION, Problem, is_over, is_usable_after};
 use crate::sql;
 
 /// The driver's own bookkeeping of transactions, so that a handler's `begin` makes a savepoint.
@@ -139,10 +139,11 @@ pub(crate) async fn run_text(
 
 /// An open transaction of Oncebox on a pooled connection; dereferences to [`sqlx::MySqlConnection`].
 ///
-/// `begin` on it makes a savepoint. Dropping it closes the connection, which rolls back.
+/// `begin` on it makes a savepoint. `commit`, `rollback` and statements that commit by themselves, such as
+/// `create table`, are refused in it (error 1399). Dropping it closes the connection, which rolls back.
 pub struct MariaTransaction {
     lent: Lent,
-    // Names the savepoint made right after the beginning: gone as soon as anything ends the transaction.
+    // Part of its name on the server.
     marker: u64,
     session: Option<u64>,
     pool: MySqlPool,
@@ -167,21 +168,10 @@ impl MariaTransaction {
         Manager::get_transaction_depth(&self.lent) == 1
     }
 
-    /// Fails with [`NO_SAVEPOINT`] unless this is still the transaction that was begun; asked once, at the end.
-    pub(crate) fn check(&self) -> String {
-        sql::release_savepoint(self.marker)
-    }
-
-    /// Runs these statements, commits and gives the connection back, in one round trip.
-    pub(crate) async fn commit(mut self, last: &[String]) -> Result<(), (Self, Problem)> {
-        let mut text = String::new();
-        for statement in last {
-            text.push_str(statement);
-            text.push_str("; ");
-        }
-        text.push_str(sql::COMMIT);
-        text.push_str("; ");
-        text.push_str(sql::END_TRANSACTION);
+    /// Runs this statement, commits and gives the connection back, in one round trip.
+    pub(crate) async fn commit(mut self, last: Option<String>) -> Result<(), (Self, Problem)> {
+        let mut text = last.map_or_else(String::new, |last| last + "; ");
+        text.push_str(&sql::commit_transaction(self.marker));
         match run_text(&mut self.lent, text).await {
             Ok(_) => {
                 // The driver still counts the transaction; its rollback of nothing travels with the next statement.
@@ -195,12 +185,19 @@ impl MariaTransaction {
 
     async fn roll_back(&mut self) -> bool {
         let rollback = async {
-            while Manager::get_transaction_depth(&self.lent) > 0 {
+            // Savepoints of the handler, of which the driver keeps count.
+            while Manager::get_transaction_depth(&self.lent) > 1 {
                 Manager::rollback(&mut self.lent).await?;
             }
-            run_text(&mut self.lent, sql::END_TRANSACTION.to_owned()).await
+            match run_text(&mut self.lent, sql::end_transaction(self.marker)).await {
+                Err(error) if !is_usable_after(&error) => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
+            run_text(&mut self.lent, sql::roll_back_transaction(self.marker)).await?;
+            Manager::start_rollback(&mut self.lent);
+            Ok(())
         };
-        matches!(tokio::time::timeout(ROLLBACK_PATIENCE, rollback).await, Ok(Ok(_)))
+        matches!(tokio::time::timeout(ROLLBACK_PATIENCE, rollback).await, Ok(Ok(())))
     }
 }
 
@@ -283,18 +280,17 @@ pub(crate) fn fenced(text: &str) -> Error {
     Error::new(ErrorKind::Fenced, text)
 }
 
-const LOST: &str = "the transaction was ended before its commit: by the handler (a commit, a rollback, a statement \
-                    that creates or alters something), or by a deadlock whose error it did not return; nothing of \
-                    what came after is kept";
+const LOST: &str = "the transaction was over before its commit: a deadlock undid it, and the handler did not return the \
+                    error, or the handler ended it; nothing of it is kept";
 
-/// Rolls back and says why: a transaction that is not ours, or a lane that is not, counts as fenced.
+/// Rolls back and says why: a transaction that is over, or a lane that is not ours, counts as fenced.
 pub(crate) async fn abandon(tx: MariaTransaction, problem: Problem) -> Error {
     let number = problem.number();
     if problem.leaves_connection_usable() {
         tx.rollback().await;
     }
     match number {
-        Some(NO_SAVEPOINT) => fenced(LOST),
+        Some(number) if is_over(number) => fenced(LOST),
         Some(sql::LANE_LOST) => fenced("a lane is no longer ours; nothing is kept"),
         _ => problem.into_error(),
     }

@@ -127,42 +127,6 @@ async fn lanes_served_longest_ago_come_first_and_rows_in_the_order_asked() {
 }
 
 #[tokio::test]
-async fn a_handler_that_ends_the_transaction_itself_is_fenced() {
-    common::with_store(async |scratch| {
-        scratch.register("h", false).await;
-        scratch.effects().await;
-        scratch.receive(vec![message("a")]).await;
-        for ending in ["commit", "rollback", "commit; begin", "rollback; begin", "commit and chain"] {
-            for commit in [
-                Commit::default(),
-                Commit { outgoing: vec![message("out")], ..Commit::default() },
-                Commit {
-                    park: vec![common::parked("h", message("p"), ParkState::Dead)],
-                    ..Commit::default()
-                },
-            ] {
-                let mut tx = scratch.store.begin_plain(LIMITS).await.unwrap();
-                sqlx::raw_sql(ending).execute(&mut *tx).await.unwrap();
-                sqlx::query(scratch.effect()).execute(&mut *tx).await.unwrap();
-                let error = scratch.store.commit(tx, commit).await.unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::Fenced, "{ending}: {error}");
-            }
-            let (token, mut batch) = scratch.read("h", false).await;
-            assert_eq!(batch.rows.len(), 1, "{ending}");
-            sqlx::raw_sql(ending).execute(&mut *batch.connection).await.unwrap();
-            let commit = Commit { lanes: Some(moved("h", token, &batch)), ..Commit::default() };
-            let error = scratch.store.commit(batch.connection, commit).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Fenced, "{ending}: {error}");
-            scratch.store.release("h", token).await.unwrap();
-        }
-        assert_eq!(scratch.number("select count(*) from {schema}.outbox").await, 0);
-        assert_eq!(scratch.number("select count(*) from {schema}.delivery").await, 0);
-        assert_eq!(scratch.open_transactions().await, 0);
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn savepoints_of_the_handler_work_and_the_marker_survives_them() {
     common::with_store(async |scratch| {
         scratch.effects().await;

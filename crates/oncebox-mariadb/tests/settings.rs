@@ -4,8 +4,8 @@
 
 use std::io::Write;
 
-use oncebox_core::{ErrorKind, Inbox, Message, Received, Store};
-use oncebox_mariadb::MariaStore;
+use oncebox_core::{ErrorKind, Failure, Inbox, Message, Received, Store, handler, run};
+use oncebox_mariadb::{MariaStore, MariaTx};
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::{Executor, MySqlPool};
 use xtask::mariadb::{PROGRAMS_VARIABLE, PrivateMariadb};
@@ -61,6 +61,20 @@ async fn a_binary_log_that_is_not_synced_or_not_possible_is_refused() {
     let message = || Message::new("order", "x").id("a");
     assert_eq!(inbox.receive(&[message()]).await.unwrap(), [Received::New]);
     assert_eq!(inbox.receive(&[message()]).await.unwrap(), [Received::Duplicate]);
+    let record = |mut tx: MariaTx, message: Message| async move {
+        sqlx::query("insert into shop.effect (id) values (?)").bind(&message.id).execute(&mut *tx).await?;
+        Ok::<(), Failure>(())
+    };
+    sqlx::raw_sql("create database shop; create table shop.effect (id varchar(100) not null)")
+        .execute(&pool)
+        .await
+        .unwrap();
+    let inbox = Inbox::new(store.clone()).on("order", handler("record", record).from_start());
+    run(inbox.clone()).drain().await.unwrap();
+    inbox.process(Message::new("order", "x").id("b")).await.unwrap();
+    let effects: i64 =
+        sqlx::query_scalar("select count(*) from shop.effect").fetch_one(&pool).await.unwrap();
+    assert_eq!(effects, 2);
 
     let options: MySqlConnectOptions = server.url().parse().unwrap();
     let pool = MySqlPoolOptions::new().after_connect(|connection, _| {

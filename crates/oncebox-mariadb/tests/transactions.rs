@@ -1,5 +1,5 @@
-//! What only MariaDB does to a handler's transaction: implicit commits, deadlocks that undo all of it, lock waits that
-//! undo one statement, and settings of a session.
+//! What only MariaDB does to a handler's transaction: statements that commit by themselves, deadlocks that undo all of
+//! it, lock waits that undo one statement, and settings of a session.
 
 #[allow(dead_code)]
 mod support;
@@ -14,7 +14,7 @@ use oncebox_mariadb::MariaTx;
 use oncebox_testkit::{Effect, Subject, until};
 use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection, Row};
-use support::MariaSubject;
+use support::{MariaSubject, deadlock};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -22,15 +22,9 @@ fn number(error: &sqlx::Error) -> u16 {
     error.as_database_error().unwrap().try_downcast_ref::<MySqlDatabaseError>().unwrap().number()
 }
 
-/// Two rows that two transactions can lock in opposite order.
-async fn make_rows(subject: &MariaSubject) {
-    let make = "create table pair (id int primary key, value int not null) engine = innodb;
-                insert into pair values (1, 0), (2, 0)";
-    sqlx::raw_sql(make).execute(subject.pool()).await.unwrap();
-}
-
-async fn lock_waits(subject: &MariaSubject) -> usize {
-    subject.transactions().await.iter().filter(|transaction| transaction.is_waiting).count()
+/// A row to wait for.
+async fn make_row(subject: &MariaSubject) {
+    subject.pool().execute("insert into pair values (1, 0)").await.unwrap();
 }
 
 async fn only_history(subject: &MariaSubject) -> (DeliveryState, String) {
@@ -39,62 +33,44 @@ async fn only_history(subject: &MariaSubject) -> (DeliveryState, String) {
     (found[0].state, found[0].history[0].error.clone())
 }
 
-/// A rival that holds row 2 and then wants row 1, so that whoever has row 1 and wants row 2 is in a deadlock.
-async fn rival_of_a_deadlock(subject: &MariaSubject) -> tokio::task::JoinHandle<()> {
-    let mut rival = subject.pool().begin().await.unwrap();
-    // Many rows changed, so that InnoDB chooses the other one as its victim.
-    sqlx::raw_sql("update pair set value = value + 1 where id = 2; insert into weight select seq from seq_1_to_500")
-        .execute(&mut *rival)
-        .await
-        .unwrap();
-    tokio::spawn(async move {
-        rival.execute("update pair set value = value + 1 where id = 1").await.unwrap();
-        rival.commit().await.unwrap();
-    })
-}
-
-/// 1213: the server has rolled everything back, and what the handler does next would be in another transaction.
+/// 1213: the server has undone everything, and what the handler does next must not be kept either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_swallowed_deadlock_is_never_counted_as_done() {
     let Some(subject) = MariaSubject::create().await else { return };
-    make_rows(&subject).await;
-    sqlx::raw_sql("create table weight (id int) engine = innodb").execute(subject.pool()).await.unwrap();
-    let (locked, wait_for_rival) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
-    let (tell, go) = (locked.clone(), wait_for_rival.clone());
-    let swallow = move |mut tx: MariaTx, message: Message, Attempt(attempt): Attempt| {
-        let (tell, go) = (tell.clone(), go.clone());
-        async move {
-            MariaSubject::record(&mut tx, Effect::of("before", &message)).await?;
-            if attempt == 1 {
-                tx.execute("update pair set value = 10 where id = 1").await?;
-                tell.notify_one();
-                go.notified().await;
-                let error = tx.execute("update pair set value = 10 where id = 2").await.unwrap_err();
+    let swallow = |mut tx: MariaTx, message: Message, Attempt(attempt): Attempt| async move {
+        MariaSubject::record(&mut tx, Effect::of("before", &message)).await?;
+        let met = if attempt == 1 { deadlock(&mut tx).await } else { Ok(()) };
+        let after = MariaSubject::record(&mut tx, Effect::of("after", &message)).await;
+        match met {
+            Err(error) => {
                 assert_eq!(number(&error), 1213);
+                assert!(after.is_err(), "a statement after a deadlock is refused");
             }
-            MariaSubject::record(&mut tx, Effect::of("after", &message)).await?;
-            Ok::<(), Failure>(())
+            Ok(()) => after?,
         }
+        Ok::<(), Failure>(())
     };
     let inbox = Inbox::new(subject.store()).on("order", handler("swallow", swallow));
+    inbox.register().await.unwrap();
+    inbox.receive(&[Message::new("order", "x").id("stored")]).await.unwrap();
     run(inbox.clone()).drain().await.unwrap();
-    inbox.receive(&[Message::new("order", "x").id("a")]).await.unwrap();
-    let draining = tokio::spawn(run(inbox.clone()).drain());
-    locked.notified().await;
-    let rival = rival_of_a_deadlock(&subject).await;
-    until("the rival waits for the handler", || async { lock_waits(&subject).await == 1 }).await;
-    wait_for_rival.notify_one();
-    draining.await.unwrap().unwrap();
-    rival.await.unwrap();
-
-    assert_eq!(subject.effects().await, [], "half of the effect must not be there");
+    assert_eq!(subject.effects().await, [], "nothing of it");
     let (state, error) = only_history(&subject).await;
     assert_eq!(state, DeliveryState::Retrying);
     assert!(error.contains("deadlock"), "{error}");
+
+    // The same where there are neighbours, and where nothing but the commit is left to do.
+    let messages = ["a", "b"].map(|id| Message::new("order", "x").id(id));
+    inbox.process_all(messages.to_vec()).await.unwrap();
+    assert_eq!(subject.effects().await, []);
     subject.clock().advance(HOUR);
     run(inbox).drain().await.unwrap();
-    let handlers: Vec<String> = subject.effects().await.into_iter().map(|effect| effect.handler).collect();
-    assert_eq!(handlers, ["before", "after"]);
+    let effects = subject.effects().await;
+    for id in ["stored", "a", "b"] {
+        let mine = effects.iter().filter(|effect| effect.id == id);
+        let handlers: Vec<&str> = mine.map(|effect| effect.handler.as_str()).collect();
+        assert_eq!(handlers, ["before", "after"], "{id}");
+    }
 }
 
 /// A rival that holds row 1 until it is told to let go.
@@ -114,7 +90,7 @@ async fn want_row(tx: &mut MySqlConnection) -> Result<(), sqlx::Error> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_wait_that_is_returned_leaves_nothing_behind_and_blames_no_message() {
     let Some(subject) = MariaSubject::create().await else { return };
-    make_rows(&subject).await;
+    make_row(&subject).await;
     let rival = Arc::new(tokio::sync::Mutex::new(Some(hold_row(&subject).await)));
     let calls = Arc::new(AtomicUsize::new(0));
     let (held, counted) = (rival.clone(), calls.clone());
@@ -148,7 +124,7 @@ async fn a_lock_wait_that_is_returned_leaves_nothing_behind_and_blames_no_messag
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_swallowed_lock_wait_loses_that_statement_and_no_other() {
     let Some(subject) = MariaSubject::create().await else { return };
-    make_rows(&subject).await;
+    make_row(&subject).await;
     let rival = hold_row(&subject).await;
     let swallow = |mut tx: MariaTx, message: Message| async move {
         MariaSubject::record(&mut tx, Effect::of("before", &message)).await?;
@@ -167,37 +143,47 @@ async fn a_swallowed_lock_wait_loses_that_statement_and_no_other() {
     assert_eq!(row.get::<i32, _>(0), 0);
 }
 
-/// DDL commits what came before it. That cannot be undone, but it is seen, and the handler is blamed.
+/// What would end the transaction before its time.
+const ENDINGS: [&str; 9] = [
+    "commit",
+    "rollback",
+    "commit and chain",
+    "start transaction",
+    "create table made (id int)",
+    "truncate table once",
+    "alter table once add column more int",
+    "lock tables ledger write",
+    "drop table once",
+];
+
+/// MariaDB would commit what came before them; here it refuses them. Who swallows the error still has his transaction.
 #[tokio::test]
-async fn a_statement_that_commits_by_itself_fails_the_handler() {
-    let endings = [
-        "create table made (id int)",
-        "truncate table once",
-        "lock tables ledger write; unlock tables",
-        "set autocommit = 1; alter table once add column more int",
-        "analyze table ledger",
-    ];
-    for ending in endings {
-        let Some(subject) = MariaSubject::create().await else { return };
-        let make = move |mut tx: MariaTx, message: Message, Attempt(attempt): Attempt| async move {
-            if attempt == 1 {
-                sqlx::raw_sql(ending).execute(&mut *tx).await?;
-                return Ok(());
-            }
-            MariaSubject::record(&mut tx, Effect::of("make", &message)).await?;
-            Ok::<(), Failure>(())
-        };
-        let inbox = Inbox::new(subject.store()).on("order", handler("make", make));
-        run(inbox.clone()).drain().await.unwrap();
-        inbox.receive(&[Message::new("order", "x").id("a")]).await.unwrap();
-        run(inbox.clone()).drain().await.unwrap();
-        let (state, error) = only_history(&subject).await;
-        assert_eq!(state, DeliveryState::Retrying, "{ending}");
-        assert!(error.contains("ended before its commit"), "{ending}: {error}");
-        subject.clock().advance(HOUR);
-        run(inbox).drain().await.unwrap();
-        assert_eq!(subject.effects().await.len(), 1, "{ending}");
-    }
+async fn statements_that_end_the_transaction_are_refused() {
+    let Some(subject) = MariaSubject::create().await else { return };
+    let make = |mut tx: MariaTx, message: Message| async move {
+        MariaSubject::record(&mut tx, Effect::of("before", &message)).await?;
+        for ending in ENDINGS {
+            let error = tx.execute(ending).await.unwrap_err();
+            assert_eq!(number(&error), 1399, "{ending}: {error}");
+        }
+        MariaSubject::record(&mut tx, Effect::of("after", &message)).await?;
+        if message.id == "bad" {
+            return Err(Failure::permanent("no"));
+        }
+        Ok::<(), Failure>(())
+    };
+    let inbox = Inbox::new(subject.store()).on("order", handler("make", make));
+    inbox.register().await.unwrap();
+    let messages = |way: &str| [way, "bad"].map(|id| Message::new("order", "x").id(id).scope(way));
+    inbox.receive(&messages("stored")).await.unwrap();
+    run(inbox.clone()).drain().await.unwrap();
+    inbox.process_all(messages("inline").to_vec()).await.unwrap();
+    let effects: Vec<(String, String)> =
+        subject.effects().await.into_iter().map(|effect| (effect.id, effect.handler)).collect();
+    let expected = [("stored", "before"), ("stored", "after"), ("inline", "before"), ("inline", "after")];
+    assert_eq!(effects, expected.map(|(id, handler)| (id.to_owned(), handler.to_owned())));
+    let dead = inbox.store().deliveries(&DeliveryFilter::dead("make")).await.unwrap();
+    assert_eq!(dead.len(), 2, "the bad ones, and nothing of their work");
 }
 
 /// Whatever the pool's sessions are set to.

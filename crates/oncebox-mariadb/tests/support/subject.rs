@@ -119,7 +119,9 @@ impl Subject for MariaSubject {
                 id varbinary(512) not null, handler varbinary(100) not null, note longblob not null
              ) engine = innodb;
              create table {user}.once (one int primary key) engine = innodb;
-             insert into {user}.once (one) values (1)",
+             insert into {user}.once (one) values (1);
+             create table {user}.pair (id int primary key, value int not null) engine = innodb;
+             create table {user}.weight (id int) engine = innodb",
             user = user_schema(&subject.name)
         );
         let mut connection = outside(&subject.options).await.unwrap();
@@ -181,8 +183,11 @@ impl Subject for MariaSubject {
         Ok(())
     }
 
+    /// MariaDB refuses to commit or roll back this transaction, but a deadlock undoes it.
     async fn end_transaction(tx: &mut MySqlConnection) -> Result<(), BoxError> {
-        tx.execute("commit").await?;
+        let refused = tx.execute("commit").await;
+        assert!(refused.is_err(), "a commit of the handler's own");
+        deadlock(tx).await?;
         Ok(())
     }
 
@@ -275,6 +280,33 @@ async fn remove(options: MySqlConnectOptions, name: &str) -> Result<(), sqlx::Er
     );
     sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut connection).await?;
     connection.close().await
+}
+
+/// Gets this transaction into a deadlock, whose victim it is; answers the error of the statement that met it.
+pub(crate) async fn deadlock(tx: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    let schema: String = sqlx::query_scalar("select database()").fetch_one(&mut *tx).await?;
+    let options: MySqlConnectOptions = std::env::var(ADDRESS).unwrap().parse().unwrap();
+    let mut rival = options.database(&schema).connect().await?;
+    let one = Seed::from_system().next() % 1_000_000_000 * 2;
+    let lock = |id: u64| AssertSqlSafe(format!("update pair set value = value + 1 where id = {id}"));
+    // Rows of our own, so that others who do the same do not wait for us. The rival has changed more, so that InnoDB
+    // does not choose it.
+    let prepare = format!(
+        "insert into pair values ({one}, 0), ({0}, 0); begin; insert into weight select seq from seq_1_to_500; \
+         update pair set value = 1 where id = {0}",
+        one + 1
+    );
+    sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut rival).await?;
+    tx.execute(lock(one)).await?;
+    let waiting = tokio::spawn(async move {
+        rival.execute(lock(one)).await?;
+        rival.execute("rollback").await?;
+        rival.close().await
+    });
+    // Whoever of the two comes second meets the deadlock, and the lighter one is its victim.
+    let met = tx.execute(lock(one + 1)).await;
+    waiting.await.unwrap()?;
+    met.map(drop)
 }
 
 /// Makes the table whose writers fail at commit, once per server: afterwards the registry is gone, and with it the

@@ -2,19 +2,24 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::error::Error;
-use crate::{interrupt, pgbouncer, postgres};
+use crate::{interrupt, mariadb, pgbouncer, postgres};
 
-/// Debian's package with the server programs, and why we want it.
+/// Debian's packages with the server programs, and why we want them.
 const POSTGRES: (&str, &str) = ("postgresql", "the tests run against a private Postgres server");
 const PYTHON: (&str, &str) = ("python3-venv", "the tests run the examples in Python");
 const NODE: (&str, &str) = ("nodejs", "the tests run the examples in Node");
 const NPM: (&str, &str) = ("npm", "the tests run the examples in Node");
 const PGBOUNCER: (&str, &str) = ("pgbouncer", "the Postgres tests also run through a pooler");
+const MARIADB: (&str, &str) = ("mariadb-server", "the tests run against a private MariaDB server");
+
+/// Asked by Debian's packages whether they may start a service; see `invoke-rc.d`.
+const SERVICE_POLICY: &str = "/usr/sbin/policy-rc.d";
 
 /// Read by Debian's Postgres packages when they are installed.
 const CLUSTER_SETTINGS: &str = "/etc/postgresql-common/createcluster.d";
@@ -24,6 +29,11 @@ const CLUSTER_SETTINGS: &str = "/etc/postgresql-common/createcluster.d";
 /// Otherwise fails with the command to run. The installation creates and starts no server of its own.
 pub fn require_postgres() -> Result<(), Error> {
     require(POSTGRES, || postgres::programs_folder().map(drop))
+}
+
+/// The same for MariaDB.
+pub fn require_mariadb() -> Result<(), Error> {
+    require(MARIADB, || mariadb::programs_folder().map(drop))
 }
 
 /// Makes sure that PgBouncer is there; as root on Debian it installs it.
@@ -74,6 +84,7 @@ fn require((package, why): (&str, &str), find: impl Fn() -> io::Result<()>) -> R
 
 fn install(package: &str) -> io::Result<()> {
     let _no_cluster = NoMainCluster::new(Path::new(CLUSTER_SETTINGS))?;
+    let _no_service = NoServices::new(Path::new(SERVICE_POLICY))?;
     let install = ["install", "--yes", "--no-install-recommends", package];
     // A fresh image has no package lists at all; an old one has lists that name files no longer there.
     if has_package_lists() && apt_get(&install).is_ok() {
@@ -129,6 +140,31 @@ impl Drop for NoMainCluster {
     }
 }
 
+/// Keeps Debian's packages from starting any service, until dropped. A policy that is there already is left alone.
+struct NoServices {
+    created: Option<PathBuf>,
+}
+
+impl NoServices {
+    fn new(policy: &Path) -> io::Result<Self> {
+        if policy.exists() {
+            return Ok(Self { created: None });
+        }
+        // 101: the action is forbidden.
+        fs::write(policy, "#!/bin/sh\nexit 101\n")?;
+        fs::set_permissions(policy, fs::Permissions::from_mode(0o755))?;
+        Ok(Self { created: Some(policy.to_owned()) })
+    }
+}
+
+impl Drop for NoServices {
+    fn drop(&mut self) {
+        if let Some(policy) = &self.created {
+            let _ = fs::remove_file(policy);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,6 +178,20 @@ mod tests {
         assert_eq!(text, "create_main_cluster = false\n");
         drop(setting);
         assert!(!folder.exists());
+    }
+
+    #[test]
+    fn services_stay_off_during_an_installation_only() {
+        let machine = tempfile::tempdir().unwrap();
+        let policy = machine.path().join("policy-rc.d");
+        let no_services = NoServices::new(&policy).unwrap();
+        assert_eq!(Command::new(&policy).status().unwrap().code(), Some(101));
+        drop(no_services);
+        assert!(!policy.exists());
+
+        fs::write(&policy, "theirs").unwrap();
+        drop(NoServices::new(&policy).unwrap());
+        assert_eq!(fs::read_to_string(&policy).unwrap(), "theirs");
     }
 
     #[test]

@@ -41,7 +41,8 @@ impl PrivatePgBouncer {
         let mut tries = 1;
         loop {
             let folder = tempfile::Builder::new().prefix("oncebox-pgbouncer-").tempdir()?;
-            let owner = if effective_user(folder.path())? == 0 { Some(user("postgres")?) } else { None };
+            let owner =
+                if effective_user(folder.path())? == 0 { Some(user("PgBouncer", "postgres")?) } else { None };
             if let Some((user, group)) = owner {
                 chown(folder.path(), Some(user), Some(group))?;
             }

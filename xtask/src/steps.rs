@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::child::{self, Ending};
 use crate::error::Error;
 use crate::languages::Languages;
+use crate::mariadb::{self, PrivateMariadb};
 use crate::pgbouncer::PrivatePgBouncer;
 use crate::postgres::{PROGRAMS_VARIABLE, PrivatePostgres};
 use crate::report::{Outcome, Report};
@@ -18,6 +19,8 @@ pub const POSTGRES_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES";
 pub const POSTGRES_DATA_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES_DATA";
 /// The address of a private PgBouncer in front of that server.
 pub const PGBOUNCER_VARIABLE: &str = "ONCEBOX_TEST_PGBOUNCER";
+/// The address of the private MariaDB server, for tests.
+pub const MARIADB_VARIABLE: &str = "ONCEBOX_TEST_MARIADB";
 /// Set to 1 when the slow tests are wanted too.
 pub const ALL_VARIABLE: &str = "ONCEBOX_TEST_ALL";
 
@@ -76,6 +79,7 @@ struct Servers {
     pgbouncer: PrivatePgBouncer,
     postgres: PrivatePostgres,
     languages: Languages,
+    mariadb: PrivateMariadb,
     extent: Extent,
 }
 
@@ -89,7 +93,11 @@ impl Servers {
         let pgbouncer = PrivatePgBouncer::start(postgres.port())
             .map_err(|error| Error::Environment(format!("cannot start a private PgBouncer: {error}")))?;
         println!("private Postgres at {}, through PgBouncer at {}", postgres.url(), pgbouncer.url());
-        Ok(Self { pgbouncer, postgres, languages, extent })
+        packages::require_mariadb()?;
+        let mariadb = PrivateMariadb::start()
+            .map_err(|error| Error::Environment(format!("cannot start a private MariaDB: {error}")))?;
+        println!("private MariaDB at {}", mariadb.url());
+        Ok(Self { pgbouncer, postgres, languages, mariadb, extent })
     }
 
     fn tests(&self, root: &Path, filters: &[String]) -> Command {
@@ -106,7 +114,9 @@ impl Servers {
             .env(POSTGRES_VARIABLE, self.postgres.url())
             .env(PGBOUNCER_VARIABLE, self.pgbouncer.url())
             .env(POSTGRES_DATA_VARIABLE, self.postgres.data())
-            .env(PROGRAMS_VARIABLE, self.postgres.programs());
+            .env(PROGRAMS_VARIABLE, self.postgres.programs())
+            .env(MARIADB_VARIABLE, self.mariadb.url())
+            .env(mariadb::PROGRAMS_VARIABLE, self.mariadb.programs());
         match self.extent {
             Extent::Usual => command.env_remove(ALL_VARIABLE),
             Extent::All => command.env(ALL_VARIABLE, "1"),

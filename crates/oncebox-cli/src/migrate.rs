@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
-use oncebox::{Error, PgStore, SqliteStore, postgres, sqlite};
+use oncebox::{Error, MariaStore, PgStore, SqliteStore, mariadb, postgres, sqlite};
 use serde::Serialize;
+use sqlx::mysql::MySqlPoolOptions;
 use sqlx::postgres::PgPoolOptions;
 
 use crate::target::Place;
@@ -19,10 +20,11 @@ pub(crate) struct Options {
     /// What to do.
     #[arg(value_enum, default_value_t = Action::Up)]
     action: Action,
-    /// The store: `sqlite:FILE` or `postgres://…`.
+    /// The store: `sqlite:FILE`, `postgres://…` or `mysql://…`.
     #[arg(long, default_value = "sqlite:oncebox.db")]
     store: String,
-    /// The schema on Postgres (`oncebox` unless set); the beginning of the tables' names on SQLite (`oncebox_`).
+    /// The schema on Postgres and MariaDB (`oncebox` unless set); the beginning of the tables' names on SQLite
+    /// (`oncebox_`).
     #[arg(long)]
     schema: Option<String>,
     /// Print the result of `status` as one JSON object.
@@ -73,6 +75,7 @@ pub(crate) async fn migrate(options: Options) -> Result<bool, String> {
 enum Database {
     Sqlite { file: String, prefix: String },
     Postgres { url: String, schema: String },
+    Mariadb { url: String, schema: String },
 }
 
 impl Database {
@@ -82,6 +85,8 @@ impl Database {
         let name = |default: &str| options.schema.clone().unwrap_or_else(|| default.to_owned());
         Ok(if place.is_postgres() {
             Self::Postgres { url: place.url, schema: name("oncebox") }
+        } else if place.is_mariadb() {
+            Self::Mariadb { url: place.url, schema: name("oncebox") }
         } else {
             let file = place.url.trim_start_matches("sqlite:").trim_start_matches("//").to_owned();
             Self::Sqlite { file, prefix: name("oncebox_") }
@@ -95,6 +100,8 @@ impl Database {
                 sqlite::migration_sql(prefix).map(|sql| format!("begin immediate;\n{sql}commit;\n"))
             }
             Self::Postgres { schema, .. } => postgres::migration_sql(schema),
+            // MariaDB commits after each table, so there is no transaction to put around it.
+            Self::Mariadb { schema, .. } => mariadb::migration_sql(schema),
         }
         .map_err(told)
     }
@@ -110,6 +117,11 @@ impl Database {
                 let pool = PgPoolOptions::new().max_connections(2).acquire_timeout(PATIENCE).connect(url);
                 let pool = pool.await.map_err(|error| format!("Postgres cannot be reached: {error}"))?;
                 Ok(Tables::Postgres(PgStore::new(pool).schema(schema).map_err(told)?))
+            }
+            Self::Mariadb { url, schema } => {
+                let pool = MySqlPoolOptions::new().max_connections(2).acquire_timeout(PATIENCE).connect(url);
+                let pool = pool.await.map_err(|error| format!("MariaDB cannot be reached: {error}"))?;
+                Ok(Tables::Mariadb(MariaStore::new(pool).schema(schema).map_err(told)?))
             }
         }
     }
@@ -129,6 +141,7 @@ impl Database {
 enum Tables {
     Sqlite(SqliteStore),
     Postgres(PgStore),
+    Mariadb(MariaStore),
 }
 
 impl Tables {
@@ -136,6 +149,7 @@ impl Tables {
         match self {
             Self::Sqlite(store) => store.migrate().await,
             Self::Postgres(store) => store.migrate().await,
+            Self::Mariadb(store) => store.migrate().await,
         }
         .map_err(told)
     }
@@ -152,6 +166,12 @@ impl Tables {
                     .map(|one| Migration::new(i64::from(one.version), one.name, one.applied_at))
                     .collect()
             }
+            Self::Mariadb(store) => {
+                let all = store.migration_status().await.map_err(told)?;
+                all.into_iter()
+                    .map(|one| Migration::new(i64::from(one.version), one.name, one.applied_at))
+                    .collect()
+            }
         })
     }
 
@@ -159,6 +179,7 @@ impl Tables {
         match self {
             Self::Sqlite(store) => store.drift().await,
             Self::Postgres(store) => store.drift().await,
+            Self::Mariadb(store) => store.drift().await,
         }
         .map_err(told)
     }

@@ -193,10 +193,49 @@ async fn the_printed_sql_makes_an_empty_postgres_database_ready() {
     sqlx::query(AssertSqlSafe(remove)).execute(&server).await.unwrap();
 }
 
+#[tokio::test]
+async fn the_printed_sql_makes_an_empty_mariadb_schema_ready() {
+    let Ok(url) = std::env::var("ONCEBOX_TEST_MARIADB") else {
+        let _ = writeln!(
+            std::io::stderr(),
+            "not run: `migrate` on MariaDB; `cargo xtask test` starts a server for it"
+        );
+        return;
+    };
+    let pool = sqlx::MySqlPool::connect(&url).await.unwrap();
+    let schema = format!("cli_{:016x}", Seed::from_system().next());
+    let (code, report) = status(&url, &schema);
+    assert_eq!((code, is_applied(&report)), (1, false), "{report}");
+    let printed = oncebox(&["migrate", "print", "--store", &url, "--schema", &schema]);
+    assert!(printed.status.success(), "{}", text(&printed.stderr));
+    sqlx::raw_sql(AssertSqlSafe(text(&printed.stdout))).execute(&pool).await.unwrap();
+    let (code, report) = status(&url, &schema);
+    assert_eq!((code, is_applied(&report), &report["drift"]), (0, true, &serde_json::json!([])), "{report}");
+    let output = oncebox(&["migrate", "up", "--store", &url, "--schema", &schema]);
+    assert_eq!(
+        (output.status.code(), text(&output.stdout)),
+        (Some(0), String::new()),
+        "{}",
+        text(&output.stderr)
+    );
+
+    let change = format!("alter table {schema}.log add column extra int");
+    sqlx::raw_sql(AssertSqlSafe(change)).execute(&pool).await.unwrap();
+    let (code, report) = status(&url, &schema);
+    assert_eq!(
+        (code, &report["drift"]),
+        (1, &serde_json::json!(["column `log.extra` was added"])),
+        "{report}"
+    );
+    let left = "select count(*) from information_schema.schemata where schema_name like 'oncebox_fresh%'";
+    assert_eq!(sqlx::query(left).fetch_one(&pool).await.unwrap().get::<i64, _>(0), 0);
+    sqlx::query(AssertSqlSafe(format!("drop database {schema}"))).execute(&pool).await.unwrap();
+}
+
 #[test]
 fn wrong_arguments_name_the_thing_and_the_remedy() {
     for (arguments, expected) in [
-        (&["migrate", "--store", "oracle:x"][..], "use `sqlite:FILE` or `postgres://"),
+        (&["migrate", "--store", "oracle:x"][..], "use `sqlite:FILE`"),
         (
             &["migrate", "print", "--store", "postgres://x", "--schema", "a; drop"][..],
             "schema name `a; drop`",

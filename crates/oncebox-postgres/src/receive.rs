@@ -70,11 +70,7 @@ impl Inner {
     }
 
     /// Stores messages that are all new; false, and nothing stored, when one of them may be known.
-    async fn append_new(
-        &self,
-        connection: &mut PgConnection,
-        arrivals: &[Arrival],
-    ) -> Result<bool, Problem> {
+    async fn append_new(&self, connection: &mut PgConnection, arrivals: &[Arrival]) -> Result<bool, Problem> {
         let careful = self.careful.load(Ordering::Relaxed);
         if careful > 0 {
             self.careful.store(careful - 1, Ordering::Relaxed);

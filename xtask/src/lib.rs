@@ -1,7 +1,7 @@
 //! The automation of this repository: `cargo xtask test` and what it needs.
 //!
 //! [`steps`] lists what a change must pass and [`report`] prints how it went; [`tidy`] checks the invariants that
-//! the compiler cannot; [`postgres`] is the private server the tests talk to.
+//! the compiler cannot; [`postgres`] and [`mariadb`] are the private servers the tests talk to.
 
 #![allow(
     clippy::print_stdout,
@@ -13,7 +13,10 @@ pub mod cargo;
 pub mod child;
 pub mod error;
 pub mod interrupt;
+pub mod languages;
+pub mod mariadb;
 pub mod packages;
+pub mod pgbouncer;
 pub mod picture;
 pub mod postgres;
 pub mod report;

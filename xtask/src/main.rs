@@ -14,9 +14,13 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use xtask::error::Error;
+use xtask::mariadb::{self, PrivateMariadb};
+use xtask::pgbouncer::PrivatePgBouncer;
 use xtask::postgres::{self, PROGRAMS_VARIABLE, PrivatePostgres, StopMode};
 use xtask::report::Report;
-use xtask::steps::{self, Extent, POSTGRES_DATA_VARIABLE, POSTGRES_VARIABLE};
+use xtask::steps::{
+    self, Extent, MARIADB_VARIABLE, PGBOUNCER_VARIABLE, POSTGRES_DATA_VARIABLE, POSTGRES_VARIABLE,
+};
 use xtask::{cargo, interrupt, packages, picture, tidy};
 
 /// Builds, tests and checks this repository.
@@ -43,6 +47,8 @@ enum Action {
     Tidy,
     /// Start a private Postgres, print the variables for `cargo test`, and keep it until interrupted.
     Postgres,
+    /// Start a private MariaDB, print the variables for `cargo test`, and keep it until interrupted.
+    Mariadb,
     /// Run the demo and draw what it prints, for the README.
     Picture,
     /// Restart the private Postgres of another process.
@@ -99,6 +105,7 @@ fn act(action: Action) -> Result<ExitCode, Error> {
             Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Action::Postgres => keep_postgres(),
+        Action::Mariadb => keep_mariadb(),
         Action::PostgresRestart { data, mode } => {
             let mode = match mode {
                 Mode::Fast => StopMode::Fast,
@@ -119,14 +126,33 @@ fn keep_postgres() -> Result<ExitCode, Error> {
     packages::require_postgres()?;
     let postgres = PrivatePostgres::start().map_err(environment)?;
     println!("export {POSTGRES_VARIABLE}={}", postgres.url());
+    packages::require_pgbouncer()?;
+    let pgbouncer = PrivatePgBouncer::start(postgres.port()).map_err(environment)?;
     println!("export {POSTGRES_DATA_VARIABLE}={}", postgres.data().display());
     println!("export {PROGRAMS_VARIABLE}={}", postgres.programs().display());
+    println!("export {PGBOUNCER_VARIABLE}={}", pgbouncer.url());
     eprintln!("Postgres runs until you press Ctrl-C");
+    wait_for_interrupt();
+    drop(pgbouncer);
+    postgres.stop().map_err(environment)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn keep_mariadb() -> Result<ExitCode, Error> {
+    packages::require_mariadb()?;
+    let mariadb = PrivateMariadb::start().map_err(environment)?;
+    println!("export {MARIADB_VARIABLE}={}", mariadb.url());
+    println!("export {}={}", mariadb::PROGRAMS_VARIABLE, mariadb.programs().display());
+    eprintln!("MariaDB runs until you press Ctrl-C");
+    wait_for_interrupt();
+    mariadb.stop().map_err(environment)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn wait_for_interrupt() {
     while interrupt::check().is_ok() {
         thread::sleep(Duration::from_millis(50));
     }
-    postgres.stop().map_err(environment)?;
-    Ok(ExitCode::SUCCESS)
 }
 
 fn environment(error: io::Error) -> Error {

@@ -2,15 +2,24 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::error::Error;
-use crate::{interrupt, postgres};
+use crate::{interrupt, mariadb, pgbouncer, postgres};
 
-/// Debian's package with the server programs, and why we want it.
+/// Debian's packages with the server programs, and why we want them.
 const POSTGRES: (&str, &str) = ("postgresql", "the tests run against a private Postgres server");
+const PYTHON: (&str, &str) = ("python3-venv", "the tests run the examples in Python");
+const NODE: (&str, &str) = ("nodejs", "the tests run the examples in Node");
+const NPM: (&str, &str) = ("npm", "the tests run the examples in Node");
+const PGBOUNCER: (&str, &str) = ("pgbouncer", "the Postgres tests also run through a pooler");
+const MARIADB: (&str, &str) = ("mariadb-server", "the tests run against a private MariaDB server");
+
+/// Asked by Debian's packages whether they may start a service; see `invoke-rc.d`.
+const SERVICE_POLICY: &str = "/usr/sbin/policy-rc.d";
 
 /// Read by Debian's Postgres packages when they are installed.
 const CLUSTER_SETTINGS: &str = "/etc/postgresql-common/createcluster.d";
@@ -19,11 +28,47 @@ const CLUSTER_SETTINGS: &str = "/etc/postgresql-common/createcluster.d";
 ///
 /// Otherwise fails with the command to run. The installation creates and starts no server of its own.
 pub fn require_postgres() -> Result<(), Error> {
-    let Err(missing) = postgres::programs_folder() else { return Ok(()) };
+    require(POSTGRES, || postgres::programs_folder().map(drop))
+}
+
+/// The same for MariaDB.
+pub fn require_mariadb() -> Result<(), Error> {
+    require(MARIADB, || mariadb::programs_folder().map(drop))
+}
+
+/// Makes sure that PgBouncer is there; as root on Debian it installs it.
+///
+/// Otherwise fails with the command to run.
+pub fn require_pgbouncer() -> Result<(), Error> {
+    require(PGBOUNCER, || pgbouncer::program().map(drop))
+}
+
+/// Makes sure that Python can make environments; as root on Debian it installs what is missing.
+pub fn require_python() -> Result<(), Error> {
+    require(PYTHON, || answers("python3", &["-c", "import ensurepip, venv"]))
+}
+
+/// Makes sure that Node and its package manager are there; as root on Debian it installs them.
+pub fn require_node() -> Result<(), Error> {
+    require(NODE, || answers("node", &["--version"]))?;
+    require(NPM, || answers("npm", &["--version"]))
+}
+
+fn answers(program: &str, arguments: &[&str]) -> io::Result<()> {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    match output {
+        Ok(output) if output.status.success() => Ok(()),
+        _ => {
+            Err(io::Error::new(io::ErrorKind::NotFound, format!("`{program} {}` fails", arguments.join(" "))))
+        }
+    }
+}
+
+fn require((package, why): (&str, &str), find: impl Fn() -> io::Result<()>) -> Result<(), Error> {
+    let Err(missing) = find() else { return Ok(()) };
     if !Path::new("/usr/bin/apt-get").exists() {
         return Err(Error::Environment(missing.to_string()));
     }
-    let (package, why) = POSTGRES;
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::Environment(format!(
             "{package} is not installed and only root can install it: {why}; \
@@ -31,7 +76,7 @@ pub fn require_postgres() -> Result<(), Error> {
         )));
     }
     println!("installing {package}: {why}");
-    install(package).and_then(|()| postgres::programs_folder().map(drop)).map_err(|error| {
+    install(package).and_then(|()| find()).map_err(|error| {
         Error::Environment(format!("cannot install {package}: {error}; install it by hand and start again"))
     })?;
     interrupt::check()
@@ -39,6 +84,7 @@ pub fn require_postgres() -> Result<(), Error> {
 
 fn install(package: &str) -> io::Result<()> {
     let _no_cluster = NoMainCluster::new(Path::new(CLUSTER_SETTINGS))?;
+    let _no_service = NoServices::new(Path::new(SERVICE_POLICY))?;
     let install = ["install", "--yes", "--no-install-recommends", package];
     // A fresh image has no package lists at all; an old one has lists that name files no longer there.
     if has_package_lists() && apt_get(&install).is_ok() {
@@ -94,6 +140,31 @@ impl Drop for NoMainCluster {
     }
 }
 
+/// Keeps Debian's packages from starting any service, until dropped. A policy that is there already is left alone.
+struct NoServices {
+    created: Option<PathBuf>,
+}
+
+impl NoServices {
+    fn new(policy: &Path) -> io::Result<Self> {
+        if policy.exists() {
+            return Ok(Self { created: None });
+        }
+        // 101: the action is forbidden.
+        fs::write(policy, "#!/bin/sh\nexit 101\n")?;
+        fs::set_permissions(policy, fs::Permissions::from_mode(0o755))?;
+        Ok(Self { created: Some(policy.to_owned()) })
+    }
+}
+
+impl Drop for NoServices {
+    fn drop(&mut self) {
+        if let Some(policy) = &self.created {
+            let _ = fs::remove_file(policy);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,6 +178,20 @@ mod tests {
         assert_eq!(text, "create_main_cluster = false\n");
         drop(setting);
         assert!(!folder.exists());
+    }
+
+    #[test]
+    fn services_stay_off_during_an_installation_only() {
+        let machine = tempfile::tempdir().unwrap();
+        let policy = machine.path().join("policy-rc.d");
+        let no_services = NoServices::new(&policy).unwrap();
+        assert_eq!(Command::new(&policy).status().unwrap().code(), Some(101));
+        drop(no_services);
+        assert!(!policy.exists());
+
+        fs::write(&policy, "theirs").unwrap();
+        drop(NoServices::new(&policy).unwrap());
+        assert_eq!(fs::read_to_string(&policy).unwrap(), "theirs");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A private Postgres server for tests: its own data folder and port, gone when its owner is.
 //!
-//! Uses only the standard library and `tempfile`, and nothing else of this crate.
+//! Uses only the standard library and `tempfile`, and nothing else of this crate. [`mariadb`](crate::mariadb) shares
+//! its helpers.
 
 use std::fs::{self, File};
 use std::io;
@@ -79,6 +80,11 @@ impl PrivatePostgres {
     /// The address of the server's database `postgres`, for its superuser.
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// The port of 127.0.0.1 it listens on.
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// The data folder, for [`restart_server`] in another process.
@@ -180,7 +186,7 @@ pub fn programs_folder() -> io::Result<PathBuf> {
     found.ok_or_else(|| not_found(&remedy))
 }
 
-const LOG: &str = "server.log";
+pub(crate) const LOG: &str = "server.log";
 
 impl StopMode {
     fn option(self) -> &'static str {
@@ -204,7 +210,8 @@ impl Home {
     fn create() -> io::Result<Self> {
         let programs = programs_folder()?;
         let folder = tempfile::Builder::new().prefix("oncebox-postgres-").tempdir()?;
-        let owner = if effective_user(folder.path())? == 0 { Some(user("postgres")?) } else { None };
+        let owner =
+            if effective_user(folder.path())? == 0 { Some(user("Postgres", "postgres")?) } else { None };
         if let Some((user, group)) = owner {
             chown(folder.path(), Some(user), Some(group))?;
         }
@@ -317,7 +324,7 @@ impl Drop for Guard {
 /// Waits for a program that is stopping the server.
 ///
 /// Meanwhile asks for the server's own end: until then a dead child keeps its id and looks alive to `pg_ctl`.
-fn wait_for(mut stopping: Child, server: &mut Child) -> io::Result<ExitStatus> {
+pub(crate) fn wait_for(mut stopping: Child, server: &mut Child) -> io::Result<ExitStatus> {
     loop {
         server.try_wait()?;
         if let Some(status) = stopping.try_wait()? {
@@ -327,7 +334,7 @@ fn wait_for(mut stopping: Child, server: &mut Child) -> io::Result<ExitStatus> {
     }
 }
 
-fn free_port() -> io::Result<u16> {
+pub(crate) fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
@@ -339,11 +346,11 @@ fn is_ready(data: &Path, server: u32) -> bool {
 }
 
 /// The user this process acts as, which owns the folder it has just created.
-fn effective_user(own_folder: &Path) -> io::Result<u32> {
+pub(crate) fn effective_user(own_folder: &Path) -> io::Result<u32> {
     Ok(fs::metadata(own_folder)?.uid())
 }
 
-fn user(name: &str) -> io::Result<(u32, u32)> {
+pub(crate) fn user(server: &str, name: &str) -> io::Result<(u32, u32)> {
     let users = fs::read_to_string("/etc/passwd")?;
     let found = users.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -352,7 +359,7 @@ fn user(name: &str) -> io::Result<(u32, u32)> {
     });
     let remedy = format!("run `adduser --system --group {name}` or run as an ordinary user");
     found.ok_or_else(|| {
-        io::Error::other(format!("Postgres cannot run as root and there is no user `{name}`; {remedy}"))
+        io::Error::other(format!("{server} cannot run as root and there is no user `{name}`; {remedy}"))
     })
 }
 
@@ -374,7 +381,7 @@ fn not_found(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, message)
 }
 
-fn succeed(command: &mut Command) -> io::Result<()> {
+pub(crate) fn succeed(command: &mut Command) -> io::Result<()> {
     let output = command.output()?;
     if output.status.success() {
         return Ok(());
@@ -383,7 +390,7 @@ fn succeed(command: &mut Command) -> io::Result<()> {
     Err(io::Error::other(format!("`{program}` ended with {}: {}", output.status, why.trim())))
 }
 
-fn with_log(what: &str, folder: &Path) -> io::Error {
+pub(crate) fn with_log(what: &str, folder: &Path) -> io::Error {
     let log = fs::read_to_string(folder.join(LOG)).unwrap_or_default();
     let lines: Vec<&str> = log.lines().collect();
     let last = &lines[lines.len().saturating_sub(10)..];

@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use crate::child::{self, Ending};
 use crate::error::Error;
+use crate::languages::Languages;
+use crate::mariadb::{self, PrivateMariadb};
+use crate::pgbouncer::PrivatePgBouncer;
 use crate::postgres::{PROGRAMS_VARIABLE, PrivatePostgres};
 use crate::report::{Outcome, Report};
 use crate::{cargo, packages, tidy};
@@ -14,6 +17,10 @@ use crate::{cargo, packages, tidy};
 pub const POSTGRES_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES";
 /// The data folder of that server.
 pub const POSTGRES_DATA_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES_DATA";
+/// The address of a private PgBouncer in front of that server.
+pub const PGBOUNCER_VARIABLE: &str = "ONCEBOX_TEST_PGBOUNCER";
+/// The address of the private MariaDB server, for tests.
+pub const MARIADB_VARIABLE: &str = "ONCEBOX_TEST_MARIADB";
 /// Set to 1 when the slow tests are wanted too.
 pub const ALL_VARIABLE: &str = "ONCEBOX_TEST_ALL";
 
@@ -32,7 +39,7 @@ pub enum Extent {
 /// Runs every step; a failed one does not keep the later ones from running, unless they need the build.
 pub fn run_every(root: &Path, extent: Extent) -> Result<Report, Error> {
     cargo::require_components(root)?;
-    let servers = Servers::start(extent)?;
+    let servers = Servers::start(root, extent)?;
     let mut report = Report::default();
 
     report.step("formatting", || run(cargo::command(root).args(["fmt", "--all", "--check"])))?;
@@ -60,7 +67,7 @@ pub fn run_every(root: &Path, extent: Extent) -> Result<Report, Error> {
 
 /// Runs only the tests whose names contain one of the filters.
 pub fn run_tests(root: &Path, extent: Extent, filters: &[String]) -> Result<Report, Error> {
-    let servers = Servers::start(extent)?;
+    let servers = Servers::start(root, extent)?;
     let mut report = Report::default();
     report.step("tests", || run(&mut servers.tests(root, filters)))?;
     Ok(report)
@@ -68,17 +75,29 @@ pub fn run_tests(root: &Path, extent: Extent, filters: &[String]) -> Result<Repo
 
 /// The servers that the tests talk to; they end with this value.
 struct Servers {
+    // Before the server, so that it ends first.
+    pgbouncer: PrivatePgBouncer,
     postgres: PrivatePostgres,
+    languages: Languages,
+    mariadb: PrivateMariadb,
     extent: Extent,
 }
 
 impl Servers {
-    fn start(extent: Extent) -> Result<Self, Error> {
+    fn start(root: &Path, extent: Extent) -> Result<Self, Error> {
+        let languages = Languages::prepare(root)?;
         packages::require_postgres()?;
         let postgres = PrivatePostgres::start()
             .map_err(|error| Error::Environment(format!("cannot start a private Postgres: {error}")))?;
-        println!("private Postgres at {}", postgres.url());
-        Ok(Self { postgres, extent })
+        packages::require_pgbouncer()?;
+        let pgbouncer = PrivatePgBouncer::start(postgres.port())
+            .map_err(|error| Error::Environment(format!("cannot start a private PgBouncer: {error}")))?;
+        println!("private Postgres at {}, through PgBouncer at {}", postgres.url(), pgbouncer.url());
+        packages::require_mariadb()?;
+        let mariadb = PrivateMariadb::start()
+            .map_err(|error| Error::Environment(format!("cannot start a private MariaDB: {error}")))?;
+        println!("private MariaDB at {}", mariadb.url());
+        Ok(Self { pgbouncer, postgres, languages, mariadb, extent })
     }
 
     fn tests(&self, root: &Path, filters: &[String]) -> Command {
@@ -90,10 +109,14 @@ impl Servers {
 
     /// Tells a program where the servers are.
     fn announce_to(&self, command: &mut Command) {
+        self.languages.announce_to(command);
         command
             .env(POSTGRES_VARIABLE, self.postgres.url())
+            .env(PGBOUNCER_VARIABLE, self.pgbouncer.url())
             .env(POSTGRES_DATA_VARIABLE, self.postgres.data())
-            .env(PROGRAMS_VARIABLE, self.postgres.programs());
+            .env(PROGRAMS_VARIABLE, self.postgres.programs())
+            .env(MARIADB_VARIABLE, self.mariadb.url())
+            .env(mariadb::PROGRAMS_VARIABLE, self.mariadb.programs());
         match self.extent {
             Extent::Usual => command.env_remove(ALL_VARIABLE),
             Extent::All => command.env(ALL_VARIABLE, "1"),

@@ -80,12 +80,17 @@ fn a_killed_owner_leaves_no_server_behind() {
         let mut value = |name| lines.next().unwrap().strip_prefix(name).unwrap().to_owned();
         let port = port_of(&value("export ONCEBOX_TEST_POSTGRES="));
         let data = PathBuf::from(value("export ONCEBOX_TEST_POSTGRES_DATA="));
-        assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
+        value("export ONCEBOX_TEST_POSTGRES_BIN=");
+        let pooler = port_of(&value("export ONCEBOX_TEST_PGBOUNCER="));
+        for port in [port, pooler] {
+            assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
+        }
 
         kill(signal, &owner.id().to_string());
         owner.wait().unwrap();
         wait_until(|| !data.parent().unwrap().exists());
         assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "{signal}");
+        wait_until(|| TcpStream::connect(("127.0.0.1", pooler)).is_err());
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod bench;
 mod demo;
+mod migrate;
 mod target;
 
 use std::process::ExitCode;
@@ -30,6 +31,8 @@ enum Command {
     Demo(demo::Options),
     /// What a store can do, beside the same server's floor and the plain recipe.
     Bench(bench::Options),
+    /// Bring a store's tables up to date, say how they are, or print the SQL that makes them.
+    Migrate(migrate::Options),
     /// One worker process of the demo.
     #[command(hide = true)]
     DemoWorker(demo::worker::Options),
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
                 Ok(done) => done,
                 Err(error) => Err(error.to_string()),
             },
+            Command::Migrate(options) => migrate::migrate(options).await,
             Command::DemoWorker(options) => demo::worker::work(options).await.map(|()| true),
         }
     });

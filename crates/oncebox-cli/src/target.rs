@@ -1,11 +1,15 @@
 //! A store with a table of the user's in it, on whichever database a URL names.
 
+pub(crate) mod mariadb;
+
 use std::future::Future;
 use std::path::Path;
 
 use oncebox::{PgStore, SqliteStore, Store};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, SqliteConnection, SqlitePool};
+
+pub(crate) use mariadb::MariaTarget;
 
 /// A migrated store and its ledger: a table without any unique key, so that a doubled effect shows.
 pub(crate) trait Target: Clone + Send + Sync + 'static {
@@ -46,7 +50,7 @@ pub(crate) trait Target: Clone + Send + Sync + 'static {
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     pub(crate) url: String,
-    /// The Postgres schema; unused on SQLite.
+    /// The schema in it (MariaDB says database); unused on SQLite.
     pub(crate) schema: String,
 }
 
@@ -55,14 +59,29 @@ impl Place {
         self.url.starts_with("postgres://") || self.url.starts_with("postgresql://")
     }
 
+    /// As people write it.
+    pub(crate) fn store_name(&self) -> &'static str {
+        match () {
+            () if self.is_postgres() => "Postgres",
+            () if self.is_mariadb() => "MariaDB",
+            () => "SQLite",
+        }
+    }
+
+    pub(crate) fn is_mariadb(&self) -> bool {
+        self.url.starts_with("mysql://") || self.url.starts_with("mariadb://")
+    }
+
     /// Refuses what no store can open.
     pub(crate) fn check(&self) -> Result<(), String> {
-        if self.is_postgres() || self.url.starts_with("sqlite:") {
+        if self.is_postgres() || self.is_mariadb() || self.url.starts_with("sqlite:") {
             return Ok(());
         }
         // The URL may hold a password, so only its beginning is shown.
         let scheme = self.url.split(':').next().unwrap_or_default();
-        Err(format!("store URL begins with `{scheme}:`; use `sqlite:FILE` or `postgres://…`"))
+        Err(format!(
+            "store URL begins with `{scheme}:`; use `sqlite:FILE`, `postgres://…` or `mysql://…` (MariaDB)"
+        ))
     }
 
     fn ledger(&self) -> String {

@@ -5,6 +5,7 @@
 pub mod admin;
 pub mod clock;
 mod counters;
+pub mod drift;
 mod engine;
 mod error;
 mod extract;

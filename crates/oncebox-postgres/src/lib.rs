@@ -21,9 +21,11 @@
 //! # }
 //! ```
 //!
-//! Needs Postgres 14 or newer. Works through a pooler in transaction mode: no session state, no advisory locks.
-//! Only [`Store::listen`](oncebox_core::Store::listen) needs a session; without one, turn it off with
-//! [`PgStore::notify`] and let the runners poll.
+//! Needs Postgres 14 or newer. Works through a pooler in transaction mode (no session state, no advisory locks); tell
+//! it so with [`PgStore::behind_pooler`].
+//!
+//! The schema also has the SQL functions `once`, `publish` and `receive`, for callers in other languages and with other
+//! drivers.
 
 mod admin;
 mod deliveries;

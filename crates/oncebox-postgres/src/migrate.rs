@@ -1,15 +1,16 @@
 //! Migrations: versioned, forward only, safe when many processes start at once.
 
 use jiff::Timestamp;
+use oncebox_core::drift::{Catalog, differences};
 use oncebox_core::{Error, ErrorKind};
 use sha2::{Digest, Sha256};
 use sqlx::{Executor, PgConnection, Row};
 
-use crate::error::Problem;
+use crate::error::{Problem, classify};
 use crate::rows::timestamp;
 use crate::sql::{CREATE_SCHEMA, SCHEMA_EXISTS, Schema, Sql, Statement, migration_row};
 use crate::store::Inner;
-use crate::tx::{autocommit, transaction};
+use crate::tx::{Lent, autocommit, transaction};
 
 /// A migration and when it was applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,8 +30,10 @@ struct Migration {
     text: &'static str,
 }
 
-const MIGRATIONS: &[Migration] =
-    &[Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") },
+    Migration { version: 2, name: "functions", text: include_str!("../migrations/0002_functions.sql") },
+];
 
 /// How often rivals that create the same schema may get in each other's way.
 const MOST_TRIES: usize = 20;
@@ -107,6 +110,48 @@ impl Inner {
         Ok(all)
     }
 
+    /// Compares the schema with one made afresh by the same migrations, in a transaction that is rolled back.
+    pub(crate) async fn drift(&self) -> Result<Vec<String>, Error> {
+        let applied = self.applied().await?;
+        let mut drift = Vec::new();
+        if let Err(error) = check(&applied) {
+            drift.push(error.to_string());
+        }
+        let migrations: Vec<&Migration> = MIGRATIONS
+            .iter()
+            .filter(|migration| applied.iter().any(|one| one.version == migration.version))
+            .collect();
+        if migrations.is_empty() {
+            return Ok(drift);
+        }
+        let fresh = Schema::new(&format!("oncebox_fresh_{:016x}", self.seed.next()))?;
+        let mut lent = Lent::begin(&self.pool).await.map_err(classify)?;
+        let read = async {
+            let found = self.read_catalog(&mut lent, &self.options.schema).await?;
+            let create = Statement::render(CREATE_SCHEMA, &fresh);
+            lent.execute(sqlx::raw_sql(create.text())).await.map_err(may_not_create)?;
+            let table = Statement::render(include_str!("sql/migration_table.sql"), &fresh);
+            lent.execute(sqlx::raw_sql(table.text())).await?;
+            for migration in migrations {
+                let text = Statement::render(migration.text, &fresh).text();
+                lent.execute(sqlx::raw_sql(text)).await?;
+            }
+            Ok::<_, Problem>((self.read_catalog(&mut lent, &fresh).await?, found))
+        };
+        let read = read.await;
+        lent.discard().await;
+        let (expected, found) = read.map_err(Problem::into_error)?;
+        drift.extend(differences(&expected, &found));
+        Ok(drift)
+    }
+
+    async fn read_catalog(&self, connection: &mut PgConnection, schema: &Schema) -> Result<Catalog, Problem> {
+        let rows = self.sql.catalog.query().bind(schema.name()).fetch_all(connection).await?;
+        rows.iter()
+            .map(|row| Ok((row.try_get("object")?, (row.try_get("owner")?, row.try_get("definition")?))))
+            .collect()
+    }
+
     /// Refuses to work on tables that are missing, older or newer.
     pub(crate) async fn check_version(&self) -> Result<(), Error> {
         let applied = self.applied().await?;
@@ -175,6 +220,16 @@ impl Inner {
             .await?;
         Ok(())
     }
+}
+
+fn may_not_create(error: sqlx::Error) -> Problem {
+    let denied = error.as_database_error().and_then(|error| error.code()).as_deref() == Some("42501");
+    if !denied {
+        return error.into();
+    }
+    let text = "drift is found by comparing with a schema that is made and rolled back, and this role may not create \
+                one; ask with the role that migrates";
+    Error::caused(ErrorKind::Schema, text, error).into()
 }
 
 async fn read_applied(connection: &mut PgConnection, sql: &Sql) -> Result<Vec<Applied>, Problem> {

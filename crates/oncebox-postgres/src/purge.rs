@@ -43,11 +43,15 @@ impl Inner {
             let query = self.sql.purge_counter.query().bind(self.shift()).bind(step);
             Ok(query.execute(&mut *connection).await?.rows_affected())
         })?;
+        let counted = autocommit!(self, |connection| {
+            let row = self.sql.fold_tally.query().bind(step).fetch_one(&mut *connection).await?;
+            amount(&row, 0)
+        })?;
         Ok(Purged {
             ids,
             messages,
             others: discarded + attempts + conflicts + counters,
-            more: [ids, messages, discarded, attempts, conflicts, counters]
+            more: [ids, messages, discarded, attempts, conflicts, counters, counted]
                 .iter()
                 .any(|count| *count >= full),
         })

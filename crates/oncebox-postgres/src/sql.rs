@@ -9,21 +9,37 @@ use sqlx::{AssertSqlSafe, Postgres};
 
 /// A statement with the schema's name in it. Values only ever go in as bound parameters.
 #[derive(Debug, Clone)]
-pub(crate) struct Statement(Arc<str>);
+pub(crate) struct Statement {
+    text: Arc<str>,
+    prepared: Prepared,
+}
+
+/// Whether a session may keep a statement under a name to use it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Prepared {
+    Kept,
+    /// A pooler may give the next statement to a session that has never heard of it.
+    EachTime,
+}
 
 impl Statement {
+    /// A statement that is seldom run.
     pub(crate) fn render(text: &str, schema: &Schema) -> Self {
-        Self(text.replace("{schema}", &schema.quoted()).into())
+        Self::with(text, schema, Prepared::EachTime)
+    }
+
+    fn with(text: &str, schema: &Schema, prepared: Prepared) -> Self {
+        Self { text: text.replace("{schema}", &schema.quoted()).into(), prepared }
     }
 
     /// The statement, ready for its parameters.
     pub(crate) fn query<'q>(&self) -> Query<'q, Postgres, PgArguments> {
-        sqlx::query(AssertSqlSafe(self.0.clone()))
+        sqlx::query(AssertSqlSafe(self.text.clone())).persistent(self.prepared == Prepared::Kept)
     }
 
     /// The statement's text, to be run without parameters.
     pub(crate) fn text(&self) -> AssertSqlSafe<Arc<str>> {
-        AssertSqlSafe(self.0.clone())
+        AssertSqlSafe(self.text.clone())
     }
 }
 
@@ -85,11 +101,12 @@ macro_rules! statements {
         }
 
         impl Sql {
-            pub(crate) fn render(schema: &Schema) -> Self {
+            pub(crate) fn render(schema: &Schema, prepared: Prepared) -> Self {
                 Self {
-                    $($name: Statement::render(
+                    $($name: Statement::with(
                         include_str!(concat!("sql/", stringify!($name), ".sql")),
                         schema,
+                        prepared,
                     ),)*
                 }
             }
@@ -98,11 +115,11 @@ macro_rules! statements {
 }
 
 statements! {
-    add_counts, announce, begin_inline, begin_leased, begin_plain, claim, commit_done, commit_lanes, conflict,
-    conflicts, counts, deliveries, discard, forget, handlers, heal, history, is_writable, known, known_handlers,
-    lease, lease_outgoing, lock_cursors, lock_lanes, matching, migration_applied, migration_lock, migration_table,
-    migrations, no_jit, once, outbox_status, park, promote, publish, purge_attempt, purge_conflict, purge_counter,
-    purge_delivery, purge_log, purge_seen, read_lanes, read_outgoing, receive, receive_new, register,
+    add_counts, announce, begin_inline, begin_leased, begin_plain, catalog, claim, commit_done, commit_lanes,
+    conflict, conflicts, counts, deliveries, discard, fold_tally, forget, handlers, heal, history, is_writable, known,
+    known_handlers, lease, lease_outgoing, lock_cursors, lock_lanes, matching, migration_applied, migration_lock,
+    migration_table, migrations, no_jit, once, outbox_status, park, promote, publish, purge_attempt, purge_conflict,
+    purge_counter, purge_delivery, purge_log, purge_seen, read_lanes, read_outgoing, receive, receive_new, register,
     register_cursors, relay_rows, release, release_held, rename, renew, replay, replay_outgoing, revoke, set_paused,
     settle, settle_outgoing, sweep_lock, sweep_move,
 }

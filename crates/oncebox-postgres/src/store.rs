@@ -19,7 +19,7 @@ use sqlx::{PgConnection, PgPool};
 
 use crate::error::is_transient;
 use crate::migrate::MigrationInfo;
-use crate::sql::{Schema, Sql};
+use crate::sql::{Prepared, Schema, Sql};
 use crate::tx::PgTransaction;
 
 /// A store in a schema of a Postgres database. Cheap to clone.
@@ -63,6 +63,7 @@ pub(crate) struct Options {
     pub(crate) schema: Schema,
     pub(crate) clock: ClockShift,
     pub(crate) notify: bool,
+    pub(crate) pooler: bool,
     pub(crate) limits: Limits,
 }
 
@@ -76,6 +77,7 @@ impl PgStore {
             schema: Schema::new("oncebox").expect("the default name is allowed"),
             clock: ClockShift::default(),
             notify: true,
+            pooler: false,
             limits: Limits::default(),
         };
         Self::build(pool, options)
@@ -96,9 +98,34 @@ impl PgStore {
 
     /// Turns wake-ups through LISTEN and NOTIFY on (as it is unless set) or off.
     ///
-    /// Turn it off behind a pooler in transaction mode, where LISTEN does nothing; polling finds everything.
+    /// Polling finds everything without them. Behind a pooler, where LISTEN does nothing, see
+    /// [`PgStore::behind_pooler`].
     pub fn notify(self, notify: bool) -> Self {
         self.with(|options| options.notify = notify)
+    }
+
+    /// Works through a pooler in transaction mode, which gives each transaction to another session.
+    ///
+    /// Every statement then runs in a transaction and is prepared for itself, which costs round trips, and wake-ups
+    /// are off, so the runners poll. Queries of your own need [`persistent(false)`](sqlx::query::Query::persistent)
+    /// behind a pooler that does not know prepared statements. Migrate through it or past it, as you like.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use oncebox_postgres::PgStore;
+    /// use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+    ///
+    /// let options: PgConnectOptions = "postgres://shop@pooler:6432/shop".parse()?;
+    /// let pool = PgPoolOptions::new().max_connections(16).connect_with(options).await?;
+    /// let store = PgStore::new(pool).behind_pooler();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn behind_pooler(self) -> Self {
+        self.with(|options| {
+            options.pooler = true;
+            options.notify = false;
+        })
     }
 
     /// The most payload bytes that `publish` takes; 16 MiB unless set.
@@ -119,6 +146,15 @@ impl PgStore {
         self.inner.migration_status().await
     }
 
+    /// What differs between the schema and what its migrations make: a line for each thing that is missing, was
+    /// changed or was added to one of the store's tables; empty when it is as migrated.
+    ///
+    /// Makes a schema for comparison and rolls it back, so it needs the right to create one. Tables and functions of
+    /// your own in the schema are left out.
+    pub async fn drift(&self) -> Result<Vec<String>, Error> {
+        self.inner.drift().await
+    }
+
     fn with(&self, change: impl FnOnce(&mut Options)) -> Self {
         let mut options = self.inner.options.clone();
         change(&mut options);
@@ -126,8 +162,9 @@ impl PgStore {
     }
 
     fn build(pool: PgPool, options: Options) -> Self {
+        let prepared = if options.pooler { Prepared::EachTime } else { Prepared::Kept };
         let inner = Inner {
-            sql: Sql::render(&options.schema),
+            sql: Sql::render(&options.schema, prepared),
             channel: format!("oncebox.{}", options.schema.name()),
             seed: Seed::from_system(),
             only_duplicates: AtomicBool::new(false),

@@ -61,6 +61,13 @@ impl Lent {
         }
     }
 
+    /// Rolls back what was only done to look at it, and gives the connection back.
+    pub(crate) async fn discard(mut self) {
+        if self.roll_back().await {
+            self.give_back();
+        }
+    }
+
     fn give_back(mut self) {
         drop(self.0.take());
     }
@@ -207,13 +214,17 @@ impl Connection for PgTransaction {
 /// The pool may be empty because of transactions that are kept, so this does not wait for it.
 async fn end_session(pool: &PgPool, revoke: &Statement, session: Session) -> Result<(), sqlx::Error> {
     let query = revoke.query().bind(session.pid).bind(session.began_at);
+    // In a transaction, so that a pooler runs the statement in the session where it was prepared.
     if let Some(connection) = pool.try_acquire() {
         let mut lent = Lent(Some(connection));
+        Manager::begin(&mut lent, None).await?;
         query.execute(&mut *lent).await?;
-        lent.give_back();
+        lent.finish().await?;
     } else {
         let mut connection = PgConnection::connect_with(&pool.connect_options()).await?;
+        Manager::begin(&mut connection, None).await?;
         query.execute(&mut connection).await?;
+        Manager::commit(&mut connection).await?;
         connection.close().await?;
     }
     Ok(())
@@ -253,7 +264,8 @@ macro_rules! run {
         let mut retry = $crate::error::Retry::default();
         loop {
             let result: Result<_, $crate::error::Problem> = async {
-                let mut lent = if $explicit || retry.tried() {
+                // Behind a pooler, only a transaction makes sure that a statement is run where it was prepared.
+                let mut lent = if $explicit || retry.tried() || $inner.options.pooler {
                     $crate::tx::Lent::begin(&$inner.pool).await?
                 } else {
                     $crate::tx::Lent::from_pool(&$inner.pool).await?

@@ -17,8 +17,9 @@ async fn sixteen_processes_may_migrate_at_once() {
         for task in tasks {
             task.await.unwrap().unwrap();
         }
-        assert_eq!(scratch.number("select count(*) from {schema}.migration").await, 1);
         let status = scratch.store.migration_status().await.unwrap();
+        let known = i64::try_from(status.len()).unwrap();
+        assert_eq!(scratch.number("select count(*) from {schema}.migration").await, known);
         assert!(status.iter().all(|migration| migration.applied_at.is_some()));
         scratch.store.register(&[common::registration("a", false)]).await.unwrap();
     })
@@ -45,9 +46,9 @@ async fn missing_newer_and_changed_schemas_are_refused_with_a_remedy() {
             scratch.store.register(&[]).await.unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::Schema);
-            assert!(error.to_string().contains("99") && error.to_string().contains(" 1"), "{error}");
+            assert!(error.to_string().contains("99") && error.to_string().contains(" 2"), "{error}");
         }
-        assert_eq!(scratch.store.migration_status().await.unwrap().len(), 2);
+        assert_eq!(scratch.store.migration_status().await.unwrap().len(), status.len() + 1);
 
         scratch.sql("delete from {schema}.migration where version = 99; update {schema}.migration set checksum = 'x'")
             .await;
@@ -59,10 +60,65 @@ async fn missing_newer_and_changed_schemas_are_refused_with_a_remedy() {
 }
 
 #[tokio::test]
+async fn whatever_was_changed_by_hand_is_found() {
+    common::with_store(async |scratch| {
+        assert_eq!(scratch.store.drift().await.unwrap(), [] as [&str; 0]);
+        scratch.sql("create table {schema}.own (id int); create function {schema}.own() returns int language sql as 'select 1'").await;
+        assert_eq!(scratch.store.drift().await.unwrap(), [] as [&str; 0], "what is not ours does not matter");
+        for (change, undo, found) in [
+            (
+                "alter function {schema}.once(text, text) rename to twice",
+                "alter function {schema}.twice(text, text) rename to once",
+                "function `once(handler text, id text)` is missing",
+            ),
+            (
+                "alter function {schema}.once(text, text) security definer",
+                "alter function {schema}.once(text, text) security invoker",
+                "function `once(handler text, id text)` was changed",
+            ),
+            (
+                "alter table {schema}.log add extra int",
+                "alter table {schema}.log drop extra",
+                "column `log.extra` was added",
+            ),
+            (
+                "alter table {schema}.log alter key type varchar(10)",
+                "alter table {schema}.log alter key type text collate \"C\"",
+                "column `log.key` was changed",
+            ),
+            (
+                "alter index {schema}.delivery_due rename to other",
+                "alter index {schema}.other rename to delivery_due",
+                "index `delivery_due` is missing",
+            ),
+            (
+                "alter table {schema}.head set (fillfactor = 100)",
+                "alter table {schema}.head set (fillfactor = 10)",
+                "table `head` was changed",
+            ),
+            (
+                "update {schema}.migration set checksum = 'x' || checksum where version = 1",
+                "update {schema}.migration set checksum = substr(checksum, 2) where version = 1",
+                "migration 1 `core` was applied with other text",
+            ),
+        ] {
+            scratch.sql(change).await;
+            let drift = scratch.store.drift().await.unwrap();
+            assert!(drift.iter().any(|line| line.contains(found)), "{change}: {drift:?}");
+            scratch.sql(undo).await;
+            assert_eq!(scratch.store.drift().await.unwrap(), [] as [&str; 0], "{undo}");
+        }
+        assert_eq!(scratch.number("select count(*) from pg_namespace where nspname like 'oncebox_fresh%'").await, 0);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn the_printed_sql_makes_the_same_tables() {
     common::with_schema(async |scratch| {
         let sql = migration_sql(&scratch.schema).unwrap();
         scratch.sql(&sql).await;
+        assert_eq!(scratch.store.drift().await.unwrap(), [] as [&str; 0]);
         scratch.store.migrate().await.unwrap();
         scratch.register("a", false).await;
         assert!(scratch.store.migration_status().await.unwrap()[0].applied_at.is_some());

@@ -1,13 +1,15 @@
 //! The schema, version by version.
 
 use jiff::Timestamp;
+use oncebox_core::drift::{Catalog, differences};
 use oncebox_core::{Error, ErrorKind};
 use sha2::{Digest, Sha256};
-use sqlx::{AssertSqlSafe, Executor, Row, SqliteConnection};
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{AssertSqlSafe, Connection, Executor, Row, SqliteConnection};
 
 use crate::error::classify;
 use crate::rows::{get, hex, timestamp};
-use crate::sql::{TABLE_EXISTS, applied_migrations, check_prefix, migration_script};
+use crate::sql::{CATALOG, TABLE_EXISTS, applied_migrations, check_prefix, migration_script};
 use crate::store::SqliteStore;
 use crate::tx::writer::Sync;
 
@@ -71,6 +73,31 @@ impl SqliteStore {
             .collect()
     }
 
+    /// What differs between the tables and what their migrations make: a line for each thing that is missing, was
+    /// changed or was added to one of the store's tables; empty when they are as migrated.
+    ///
+    /// Compares with a database in memory, made afresh. Tables of your own are left out.
+    pub async fn drift(&self) -> Result<Vec<String>, Error> {
+        let mut connection = self.pool.acquire().await.map_err(classify)?;
+        let applied = self.applied(&mut connection).await?;
+        let mut drift = Vec::new();
+        if let Err(error) = check(&applied) {
+            drift.push(error.to_string());
+        }
+        let mut fresh = SqliteConnection::connect_with(&SqliteConnectOptions::new().in_memory(true))
+            .await
+            .map_err(classify)?;
+        for migration in &MIGRATIONS {
+            if applied.iter().any(|applied| applied.version == migration.version) {
+                let script = AssertSqlSafe(script(migration, &self.sql.prefix, 0));
+                fresh.execute(script).await.map_err(classify)?;
+            }
+        }
+        let (expected, found) = (read_catalog(&mut fresh).await?, read_catalog(&mut connection).await?);
+        drift.extend(differences(&expected, &found));
+        Ok(drift)
+    }
+
     /// Applies one migration unless it has been; true when it was applied now.
     async fn migrate_one(
         &self,
@@ -108,6 +135,11 @@ impl SqliteStore {
             .map(|row| Ok(Applied { version: get(row, 0)?, checksum: get(row, 1)?, at: get(row, 2)? }))
             .collect()
     }
+}
+
+async fn read_catalog(connection: &mut SqliteConnection) -> Result<Catalog, Error> {
+    let rows = sqlx::query(CATALOG).fetch_all(connection).await.map_err(classify)?;
+    rows.iter().map(|row| Ok((get(row, 1)?, (get(row, 0)?, get(row, 2)?)))).collect()
 }
 
 /// The SQL that `migrate` would run on an empty database, for people who apply migrations their own way.

@@ -16,6 +16,8 @@ const NOW: &str = "(cast(round(unixepoch('subsec') * 1000.0) as integer) * 1000 
 
 /// What tells whether there is a schema at all, and which.
 pub(crate) const TABLE_EXISTS: &str = "select 1 from sqlite_schema where type = 'table' and name = ?1";
+pub(crate) const CATALOG: &str =
+    "select tbl_name, type || ' `' || name || '`', coalesce(sql, '') from sqlite_schema order by 2";
 const APPLIED: &str = "select version, checksum, applied_at from {prefix}migration order by version";
 const MIGRATION_TABLE: &str = "create table if not exists {prefix}migration (
     version integer not null primary key,

@@ -28,6 +28,9 @@ pub trait Subject: Sized + Send + Sync + 'static {
     /// Where the two kinds of store differ, declared.
     const FACTS: Facts;
 
+    /// False when processes cannot wake each other, behind a pooler for example; then runners only poll.
+    const HINTS: bool = true;
+
     /// A fresh, migrated store; `None` when the server for it is not there (and the reason has been printed).
     fn create() -> impl Future<Output = Option<Self>> + Send;
 

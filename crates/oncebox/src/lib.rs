@@ -6,7 +6,8 @@
 //! - [`Json`], [`Message`], [`Batch`], [`State`], [`Attempt`] and the store's transaction are handler arguments.
 //! - [`Failure`] is what a handler returns; [`Error`] is the library's own.
 //! - [`Source`] and [`Sink`] connect brokers; [`Relay`] has the settings of an outbox relay.
-//! - `SqliteStore` (feature `sqlite`, on by default) and `PgStore` (feature `postgres`) are the stores.
+//! - `SqliteStore` (feature `sqlite`, on by default) `PgStore` (feature `postgres`) and `MariaStore` (feature
+//!   `mariadb`) are the stores.
 //! - [`admin`] has what an operator reads; [`Store`] has the calls: list, replay, discard, pause.
 
 #[doc(inline)]
@@ -16,6 +17,9 @@ pub use oncebox_core::{
     Settle, Sink, Source, State, Store, TraceContext, Tx, admin, clock, handler, run, store,
 };
 
+#[cfg(feature = "mariadb")]
+#[doc(inline)]
+pub use oncebox_mariadb::{self as mariadb, MariaStore, MariaTx};
 #[cfg(feature = "postgres")]
 #[doc(inline)]
 pub use oncebox_postgres::{self as postgres, PgStore, PgTx};
@@ -24,7 +28,7 @@ pub use oncebox_postgres::{self as postgres, PgStore, PgTx};
 pub use oncebox_sqlite::{self as sqlite, SqliteStore, SqliteTx};
 
 // The guides' code is compiled as doc tests.
-#[cfg(all(doctest, feature = "sqlite", feature = "postgres"))]
+#[cfg(all(doctest, feature = "sqlite", feature = "postgres", feature = "mariadb"))]
 mod guides {
     #[doc = include_str!("../../../guides/getting-started.md")]
     mod getting_started {}
@@ -34,6 +38,8 @@ mod guides {
     mod inline {}
     #[doc = include_str!("../../../guides/own-transaction.md")]
     mod own_transaction {}
+    #[doc = include_str!("../../../guides/languages.md")]
+    mod languages {}
     #[doc = include_str!("../../../guides/outbox.md")]
     mod outbox {}
     #[doc = include_str!("../../../guides/stores.md")]

@@ -5,6 +5,7 @@
 
 mod clock;
 mod dependencies;
+mod included;
 mod leftovers;
 mod length;
 mod links;
@@ -30,6 +31,7 @@ const CHECKS: &[fn(&Tree) -> Vec<Problem>] = &[
     words::check,
     stores::check,
     links::check,
+    included::check,
     leftovers::check_machine_paths,
     leftovers::check_unfinished,
 ];

@@ -53,7 +53,7 @@ pub(crate) async fn all<T: Yard>(place: &Place, plan: &Plan) -> Result<Report, S
         values[values.len() / 2].round()
     };
     Ok(Report {
-        store: if place.is_postgres() { "postgres" } else { "sqlite" }.to_owned(),
+        store: place.store_name().to_ascii_lowercase(),
         messages: plan.messages,
         floor: Floor {
             insert: median(|round| round.floor_insert),
@@ -291,7 +291,7 @@ async fn cost<T: Yard>(place: &Place, yard: &T, plan: &Plan) -> Result<Cost, Str
         stored_statements: logged.then(|| per(stored_statements - count as f64, count)),
         stored_commits: stored_spent.map(|spent| per(spent.commits, count)),
         wal_bytes: stored_spent.map(|spent| per(spent.wal_bytes, count)),
-        dead_tuples: stored_spent.map(|spent| per(spent.dead_tuples, count)),
+        dead_tuples: stored_spent.and_then(|spent| Some(per(spent.dead_tuples?, count))),
     })
 }
 
@@ -314,7 +314,7 @@ async fn spent<T: Yard>(
     let difference = before.zip(after).map(|(before, after)| ServerCost {
         wal_bytes: after.wal_bytes - before.wal_bytes,
         commits: after.commits - before.commits,
-        dead_tuples: after.dead_tuples - before.dead_tuples,
+        dead_tuples: before.dead_tuples.zip(after.dead_tuples).map(|(before, after)| after - before),
     });
     Ok((statements as f64, difference))
 }

@@ -4,6 +4,7 @@
 //! several rounds, and the median is taken.
 
 mod cost;
+mod mariadb;
 mod measure;
 mod postgres;
 mod report;
@@ -14,13 +15,14 @@ use clap::Args;
 use oncebox::clock::Seed;
 
 use crate::bench::report::Report;
-use crate::target::{PgTarget, Place, SqliteTarget};
+use crate::target::{MariaTarget, PgTarget, Place, SqliteTarget};
 
 pub(crate) use cost::statement_counter;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The store: `sqlite:FILE` (a temporary file unless set) or `postgres://…`. Own tables, removed at the end.
+    /// The store: `sqlite:FILE` (a temporary file unless set), `postgres://…` or `mysql://…` (MariaDB). Own tables,
+    /// removed at the end.
     #[arg(long)]
     store: Option<String>,
     /// How many messages each fast measurement handles; slow ones handle a part of them.
@@ -46,6 +48,8 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
     let plan = measure::Plan { messages, rounds: options.rounds, quiet: options.json };
     let report: Report = if place.is_postgres() {
         measure::all::<PgTarget>(&place, &plan).await?
+    } else if place.is_mariadb() {
+        measure::all::<MariaTarget>(&place, &plan).await?
     } else {
         measure::all::<SqliteTarget>(&place, &plan).await?
     };

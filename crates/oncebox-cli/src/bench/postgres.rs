@@ -106,7 +106,7 @@ impl Yard for PgTarget {
         .bind(self.schema())
         .fetch_one(self.pool())
         .await?;
-        Ok(Some(ServerCost { wal_bytes: row.get(0), commits: row.get(1), dead_tuples: row.get(2) }))
+        Ok(Some(ServerCost { wal_bytes: row.get(0), commits: row.get(1), dead_tuples: Some(row.get(2)) }))
     }
 }
 

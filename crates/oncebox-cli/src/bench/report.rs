@@ -63,7 +63,8 @@ pub(crate) struct Cost {
 pub(crate) struct ServerCost {
     pub(crate) wal_bytes: f64,
     pub(crate) commits: f64,
-    pub(crate) dead_tuples: f64,
+    /// Postgres only.
+    pub(crate) dead_tuples: Option<f64>,
 }
 
 impl Report {

@@ -15,7 +15,7 @@ use oncebox::clock::Seed;
 use serde::Serialize;
 
 use crate::demo::feeder::{Feeder, Worker};
-use crate::target::{PgTarget, Place, SqliteTarget, Target};
+use crate::target::{MariaTarget, PgTarget, Place, SqliteTarget, Target};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -37,7 +37,7 @@ pub(crate) struct Options {
     /// Makes the same traffic and the same choice of victims again; random unless set.
     #[arg(long)]
     seed: Option<u64>,
-    /// Another store than a temporary SQLite file: `sqlite:FILE` or `postgres://…`.
+    /// Another store than a temporary SQLite file: `sqlite:FILE`, `postgres://…` or `mysql://…` (MariaDB).
     #[arg(long)]
     store: Option<String>,
     /// Print the result as one JSON object.
@@ -70,6 +70,8 @@ pub(crate) async fn demo(options: Options) -> Result<bool, String> {
     place.check()?;
     let report = if place.is_postgres() {
         demo_on::<PgTarget>(&options, &place, seed).await?
+    } else if place.is_mariadb() {
+        demo_on::<MariaTarget>(&options, &place, seed).await?
     } else {
         demo_on::<SqliteTarget>(&options, &place, seed).await?
     };
@@ -269,7 +271,7 @@ async fn watch<T: Target>(target: T, bar: ProgressBar) {
 }
 
 fn print_report(report: &Report, options: &Options, place: &Place, seed: u64, clean: bool) {
-    let store = if place.is_postgres() { "Postgres" } else { "SQLite" };
+    let store = place.store_name();
     let line = |name: &str, value: u64, note: &str| println!("  {name:<20}{:>12}   {note}", grouped(value));
     println!("\noncebox demo on {store}: {} worker processes, seed {seed}\n", options.workers);
     line("messages", report.messages, "");

@@ -7,7 +7,7 @@ use oncebox::{Error, ErrorKind, Failure, Inbox, Incoming, Message, Settle, Sourc
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::target::{PgTarget, Place, SqliteTarget, Target};
+use crate::target::{MariaTarget, PgTarget, Place, SqliteTarget, Target};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -20,7 +20,13 @@ pub(crate) struct Options {
 /// Works until stdin ends, then finishes what it has begun.
 pub(crate) async fn work(options: Options) -> Result<(), String> {
     let place = Place { url: options.store, schema: options.schema };
-    if place.is_postgres() { work_on::<PgTarget>(place).await } else { work_on::<SqliteTarget>(place).await }
+    if place.is_postgres() {
+        work_on::<PgTarget>(place).await
+    } else if place.is_mariadb() {
+        work_on::<MariaTarget>(place).await
+    } else {
+        work_on::<SqliteTarget>(place).await
+    }
 }
 
 async fn work_on<T: Target>(place: Place) -> Result<(), String> {

@@ -5,4 +5,5 @@
 
 mod subject;
 
-pub(crate) use subject::PgSubject;
+#[allow(unused_imports, reason = "not every test file that shares this one asks")]
+pub(crate) use subject::{Owner, PgSubject, SubjectBy, Way};

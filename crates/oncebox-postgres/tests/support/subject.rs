@@ -1,7 +1,9 @@
 //! A schema with the store's tables and one with the user's.
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::io::Write;
+use std::marker::PhantomData;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -9,17 +11,43 @@ use oncebox_core::clock::{ClockShift, Seed};
 use oncebox_core::{Message, Store};
 use oncebox_postgres::PgStore;
 use oncebox_testkit::{Effect, Facts, Subject};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions};
+use sqlx::query::Query;
 use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, PgPool, Postgres, Row, Transaction,
 };
 
 /// The address of the server; without it nothing is tested.
 const ADDRESS: &str = "ONCEBOX_TEST_POSTGRES";
+/// The address of a pooler in front of that server.
+const POOLER: &str = "ONCEBOX_TEST_PGBOUNCER";
+
+/// What the guide says to grant to a role that runs handlers, for the schema `oncebox` and the role `shop_runner`.
+const GRANTS: &str = include_str!("../../../../examples/languages/roles/runner.sql");
+
+/// How the store gets to its tables.
+pub(crate) trait Way: Send + Sync + fmt::Debug + 'static {
+    /// With a role that owns nothing and has only what the guide grants.
+    const RUNTIME_ROLE: bool;
+    /// Through PgBouncer in transaction mode.
+    const POOLER: bool;
+}
+
+/// As the owner of the tables, straight to the server.
+#[derive(Debug)]
+pub(crate) struct Owner;
+
+impl Way for Owner {
+    const RUNTIME_ROLE: bool = false;
+    const POOLER: bool = false;
+}
+
+pub(crate) type PgSubject = SubjectBy<Owner>;
 
 /// A store in a schema of its own, seen by the server under a name of its own.
 #[derive(Debug)]
-pub(crate) struct PgSubject {
+pub(crate) struct SubjectBy<W> {
+    way: PhantomData<W>,
     name: String,
     options: PgConnectOptions,
     // Without the settings of `with_settings`, which may forbid to clean up.
@@ -32,15 +60,34 @@ pub(crate) struct PgSubject {
 
 type BoxError = Box<dyn StdError + Send + Sync>;
 
-impl PgSubject {
+impl<W: Way> SubjectBy<W> {
     fn new(url: &str, name: String, owned: bool) -> Self {
-        let options = PgConnectOptions::from_str(url)
-            .unwrap()
-            .application_name(&name)
-            .options([("search_path", user_schema(&name))])
-            .disable_statement_logging();
+        let plain = PgConnectOptions::from_str(url).unwrap().disable_statement_logging();
+        let plain = plain.application_name(&name).options([("search_path", user_schema(&name))]);
+        let options = if W::POOLER {
+            let url = std::env::var(POOLER).unwrap();
+            // The pooler takes no `options`; the role brings its search_path along.
+            let options = PgConnectOptions::from_str(&url).unwrap().disable_statement_logging();
+            options.application_name(&name).username(&name)
+        } else if W::RUNTIME_ROLE {
+            plain.clone().username(&name)
+        } else {
+            plain.clone()
+        };
         let pool = PgPoolOptions::new().max_connections(8).connect_lazy_with(options.clone());
-        Self { name, plain: options.clone(), options, pool, clock: ClockShift::default(), owned }
+        Self { way: PhantomData, name, plain, options, pool, clock: ClockShift::default(), owned }
+    }
+
+    /// Makes the role of the same name and grants it what the guide says, and its own tables.
+    async fn create_role(&self, connection: &mut PgConnection) {
+        let (name, user) = (&self.name, user_schema(&self.name));
+        let grants = GRANTS.replace(" oncebox", &format!(" {name}")).replace("shop_runner", name);
+        let role = format!(
+            "create role {name} login; alter role {name} set search_path = {user};
+             grant usage on schema {user} to {name};
+             grant select, insert, update, delete on all tables in schema {user} to {name}; {grants}"
+        );
+        sqlx::raw_sql(AssertSqlSafe(role)).execute(connection).await.unwrap();
     }
 
     /// A subject whose sessions have these settings.
@@ -65,7 +112,13 @@ impl PgSubject {
     }
 
     fn store_on(&self, pool: PgPool) -> PgStore {
-        PgStore::new(pool).schema(&self.name).unwrap().with_clock(self.clock.clone())
+        let store = PgStore::new(pool).schema(&self.name).unwrap().with_clock(self.clock.clone());
+        if W::POOLER { store.behind_pooler() } else { store }
+    }
+
+    /// A query that a pooler without knowledge of prepared statements can stand.
+    fn query(text: &'static str) -> Query<'static, Postgres, PgArguments> {
+        sqlx::query(text).persistent(!W::POOLER)
     }
 }
 
@@ -73,19 +126,25 @@ fn user_schema(name: &str) -> String {
     format!("{name}_user")
 }
 
-impl Subject for PgSubject {
+impl<W: Way> Subject for SubjectBy<W> {
     type Store = PgStore;
     type Own = Transaction<'static, Postgres>;
 
     const FACTS: Facts = Facts { error_aborts_transaction: true, parallel_transactions: true };
+    const HINTS: bool = !W::POOLER;
 
     async fn create() -> Option<Self> {
         let Ok(url) = std::env::var(ADDRESS) else {
-            say_once_that_nothing_is_tested();
+            say_once_that_nothing_is_tested(ADDRESS);
             return None;
         };
+        if W::POOLER && std::env::var_os(POOLER).is_none() {
+            say_once_that_nothing_is_tested(POOLER);
+            return None;
+        }
         let subject = Self::new(&url, format!("suite_{:016x}", Seed::from_system().next()), true);
-        subject.store().migrate().await.unwrap();
+        let owner = PgPoolOptions::new().max_connections(1).connect_lazy_with(subject.plain.clone());
+        PgStore::new(owner.clone()).schema(&subject.name).unwrap().migrate().await.unwrap();
         let tables = format!(
             "create schema {user};
              create table {user}.ledger (
@@ -100,7 +159,12 @@ impl Subject for PgSubject {
              insert into {user}.once (one) values (1);",
             user = user_schema(&subject.name)
         );
-        sqlx::raw_sql(AssertSqlSafe(tables)).execute(&subject.pool).await.unwrap();
+        let mut connection = owner.acquire().await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(tables)).execute(&mut *connection).await.unwrap();
+        if W::RUNTIME_ROLE {
+            subject.create_role(&mut connection).await;
+        }
+        connection.close().await.unwrap();
         Some(subject)
     }
 
@@ -130,7 +194,7 @@ impl Subject for PgSubject {
     }
 
     async fn record(tx: &mut PgConnection, effect: Effect) -> Result<(), BoxError> {
-        sqlx::query("insert into ledger (id, handler, note) values ($1, $2, $3)")
+        Self::query("insert into ledger (id, handler, note) values ($1, $2, $3)")
             .bind(effect.id)
             .bind(effect.handler)
             .bind(effect.note)
@@ -140,10 +204,13 @@ impl Subject for PgSubject {
     }
 
     async fn effects(&self) -> Vec<Effect> {
-        let rows = sqlx::query("select id, handler, note from ledger order by number")
-            .fetch_all(&self.pool)
+        // In a transaction, because a pooler may run a statement elsewhere than it was prepared.
+        let mut tx = self.pool.begin().await.unwrap();
+        let rows = Self::query("select id, handler, note from ledger order by number")
+            .fetch_all(&mut *tx)
             .await
             .unwrap();
+        tx.commit().await.unwrap();
         rows.iter().map(|row| Effect { id: row.get(0), handler: row.get(1), note: row.get(2) }).collect()
     }
 
@@ -163,7 +230,7 @@ impl Subject for PgSubject {
     }
 
     async fn work_for(tx: &mut PgConnection, time: Duration) -> Result<(), BoxError> {
-        sqlx::query("select pg_sleep($1)").bind(time.as_secs_f64()).execute(tx).await?;
+        Self::query("select pg_sleep($1)").bind(time.as_secs_f64()).execute(tx).await?;
         Ok(())
     }
 
@@ -196,7 +263,7 @@ impl Subject for PgSubject {
     }
 
     async fn stuck_transactions(&self) -> usize {
-        let mut connection = self.options.clone().application_name("oncebox suite").connect().await.unwrap();
+        let mut connection = self.plain.clone().application_name("oncebox suite").connect().await.unwrap();
         let count = "select count(*) from pg_stat_activity
                      where application_name = $1 and state like 'idle in transaction%'";
         let started = Instant::now();
@@ -210,7 +277,7 @@ impl Subject for PgSubject {
     }
 }
 
-impl Drop for PgSubject {
+impl<W> Drop for SubjectBy<W> {
     fn drop(&mut self) {
         if !self.owned {
             return;
@@ -231,12 +298,17 @@ impl Drop for PgSubject {
 /// Ends the subject's sessions and drops its schemas.
 async fn remove(options: PgConnectOptions, name: &str) -> Result<(), sqlx::Error> {
     let mut connection = options.connect().await?;
-    sqlx::query("select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1")
-        .bind(name)
-        .execute(&mut connection)
-        .await?;
-    let drop =
-        format!("drop schema if exists {name} cascade; drop schema if exists {} cascade", user_schema(name));
+    // A pooler's own session, which looks up roles, may bear the name of the client it last did so for.
+    let terminate = "select pg_terminate_backend(pid) from pg_stat_activity
+                     where application_name = $1 and (usename = $1 or to_regrole($1) is null)";
+    sqlx::query(terminate).bind(name).execute(&mut connection).await?;
+    let drop = format!(
+        "drop schema if exists {name} cascade; drop schema if exists {user} cascade;
+         do $$ begin if to_regrole('{name}') is not null then
+            execute 'drop owned by {name}; drop role {name}';
+         end if; end $$",
+        user = user_schema(name)
+    );
     sqlx::raw_sql(AssertSqlSafe(format!(
         "set lock_timeout = '10s'; set client_min_messages = warning; {drop}"
     )))
@@ -245,12 +317,12 @@ async fn remove(options: PgConnectOptions, name: &str) -> Result<(), sqlx::Error
     connection.close().await
 }
 
-fn say_once_that_nothing_is_tested() {
+fn say_once_that_nothing_is_tested(variable: &str) {
     static SAID: std::sync::Once = std::sync::Once::new();
     SAID.call_once(|| {
         // Not `eprintln`, which the test harness swallows for tests that pass.
         let text =
-            format!("the Postgres suite was not run: {ADDRESS} is not set; `cargo xtask test` runs it\n");
+            format!("the Postgres suite was not run: {variable} is not set; `cargo xtask test` runs it\n");
         let _ = std::io::stderr().write_all(text.as_bytes());
     });
 }

@@ -163,3 +163,44 @@ async fn memory_and_read_only_databases_are_refused() {
     let store = SqliteStore::open(&format!("sqlite:{}?mode=ro", path(&fixture.directory))).await.unwrap();
     assert_eq!(store.register(&[]).await.unwrap_err().kind(), ErrorKind::ReadOnly);
 }
+
+#[tokio::test]
+async fn whatever_was_changed_by_hand_is_found() {
+    let fixture = fixture().await;
+    let none: [&str; 0] = [];
+    assert_eq!(fixture.store.drift().await.unwrap(), none, "the table `effect` is not ours");
+    for (change, undo, found) in [
+        (
+            "alter table oncebox_log add column extra integer",
+            "alter table oncebox_log drop column extra",
+            "table `oncebox_log` was changed",
+        ),
+        ("create index other on oncebox_log (kind)", "drop index other", "index `other` was added"),
+        (
+            "update oncebox_migration set checksum = 'x' || checksum",
+            "update oncebox_migration set checksum = substr(checksum, 2)",
+            "migration 1 `core` was applied with another text",
+        ),
+        (
+            "alter table oncebox_outbox rename to oncebox_away",
+            "alter table oncebox_away rename to oncebox_outbox",
+            "table `oncebox_outbox` is missing",
+        ),
+    ] {
+        sqlx::raw_sql(change).execute(fixture.store.pool()).await.unwrap();
+        let drift = fixture.store.drift().await.unwrap();
+        assert!(drift.iter().any(|line| line.contains(found)), "{change}: {drift:?}");
+        sqlx::raw_sql(undo).execute(fixture.store.pool()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_printed_sql_has_no_drift() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&path(&directory)).await.unwrap();
+    assert_eq!(store.drift().await.unwrap(), [] as [&str; 0], "an empty file lacks nothing yet");
+    let script = sqlx::AssertSqlSafe(migration_sql("oncebox_").unwrap());
+    sqlx::raw_sql(script).execute(store.pool()).await.unwrap();
+    assert_eq!(store.drift().await.unwrap(), [] as [&str; 0]);
+    assert!(store.migration_status().await.unwrap().iter().all(|migration| migration.applied_at.is_some()));
+}

@@ -111,6 +111,9 @@ pub async fn a_message_that_breaks_a_limit_is_rejected_alone<T: Subject>(subject
 
 /// B45: a hint from another process wakes an idle runner long before its poll.
 pub async fn an_idle_runner_is_woken_by_another_process<T: Subject>(subject: T) {
+    if !T::HINTS {
+        return;
+    }
     let inbox = Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")));
     let running = start(run(registered(inbox).await).poll_every(HOUR));
     let other = Inbox::new(subject.reopen().await);

@@ -1,0 +1,2 @@
+-- clock.sql: locks nothing
+select {now}, connection_id(), @@in_transaction

@@ -1,0 +1,2 @@
+-- counts.sql: locks nothing
+select handler, name, value from {schema}.counter where minute = 0 order by handler, name

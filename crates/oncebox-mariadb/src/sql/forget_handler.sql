@@ -1,0 +1,2 @@
+-- forget_handler.sql: locks one handler row
+delete from {schema}.handler where name = ?

@@ -1,0 +1,2 @@
+-- rename_handler.sql: locks one handler row
+update {schema}.handler set name = ? where name = ?

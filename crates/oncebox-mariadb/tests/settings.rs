@@ -1,0 +1,128 @@
+//! A server of its own, set in ways that a store must refuse or survive.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::Write;
+
+use oncebox_core::{ErrorKind, Failure, Inbox, Message, Received, Store, handler, run};
+use oncebox_mariadb::{MariaStore, MariaTx};
+use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
+use sqlx::{Executor, MySqlPool};
+use xtask::mariadb::{PROGRAMS_VARIABLE, PrivateMariadb};
+
+/// A server with these settings; none when there are no programs for it.
+async fn server(settings: &'static str) -> Option<(PrivateMariadb, MySqlPool, MariaStore)> {
+    if std::env::var_os(PROGRAMS_VARIABLE).is_none() {
+        let name = std::thread::current().name().unwrap_or("?").to_owned();
+        let _ = writeln!(std::io::stderr(), "not run: {name}; `cargo xtask test` has servers for it");
+        return None;
+    }
+    let start = move || PrivateMariadb::start_with(settings).unwrap();
+    let server = tokio::task::spawn_blocking(start).await.unwrap();
+    let pool = MySqlPoolOptions::new().max_connections(4).connect(&server.url()).await.unwrap();
+    let store = MariaStore::new(pool.clone());
+    store.migrate().await.unwrap();
+    Some((server, pool, store))
+}
+
+#[tokio::test]
+async fn settings_that_can_lose_an_acknowledged_message_are_refused_by_name() {
+    let Some((server, pool, store)) = server("").await else { return };
+    store.register(&[]).await.unwrap();
+    for value in ["0", "2"] {
+        let set = format!("set global innodb_flush_log_at_trx_commit = {value}");
+        pool.execute(sqlx::AssertSqlSafe(set)).await.unwrap();
+        let error = store.register(&[]).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("innodb_flush_log_at_trx_commit"), "{error}");
+        store.clone().allow_relaxed_durability().register(&[]).await.unwrap();
+    }
+    pool.execute("set global innodb_flush_log_at_trx_commit = 1").await.unwrap();
+    store.register(&[]).await.unwrap();
+
+    // Only InnoDB knows transactions.
+    pool.execute("alter table oncebox.counter engine = aria").await.unwrap();
+    let error = store.register(&[]).await.unwrap_err();
+    assert!(error.to_string().contains("InnoDB"), "{error}");
+    drop(server);
+}
+
+#[tokio::test]
+async fn a_binary_log_that_is_not_synced_or_not_possible_is_refused() {
+    let settings = "log_bin = binary\nserver_id = 1\nsync_binlog = 0\nbinlog_format = mixed\n";
+    let Some((server, pool, store)) = server(settings).await else { return };
+    let error = store.register(&[]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("sync_binlog"), "{error}");
+    pool.execute("set global sync_binlog = 1").await.unwrap();
+    store.register(&[]).await.unwrap();
+    // And with it on, everything works.
+    let inbox = Inbox::new(store.clone());
+    let message = || Message::new("order", "x").id("a");
+    assert_eq!(inbox.receive(&[message()]).await.unwrap(), [Received::New]);
+    assert_eq!(inbox.receive(&[message()]).await.unwrap(), [Received::Duplicate]);
+    let record = |mut tx: MariaTx, message: Message| async move {
+        sqlx::query("insert into shop.effect (id) values (?)").bind(&message.id).execute(&mut *tx).await?;
+        Ok::<(), Failure>(())
+    };
+    sqlx::raw_sql("create database shop; create table shop.effect (id varchar(100) not null)")
+        .execute(&pool)
+        .await
+        .unwrap();
+    let inbox = Inbox::new(store.clone()).on("order", handler("record", record).from_start());
+    run(inbox.clone()).drain().await.unwrap();
+    inbox.process(Message::new("order", "x").id("b")).await.unwrap();
+    let effects: i64 =
+        sqlx::query_scalar("select count(*) from shop.effect").fetch_one(&pool).await.unwrap();
+    assert_eq!(effects, 2);
+
+    let options: MySqlConnectOptions = server.url().parse().unwrap();
+    let pool = MySqlPoolOptions::new().after_connect(|connection, _| {
+        Box::pin(async move { connection.execute("set session binlog_format = 'STATEMENT'").await.map(drop) })
+    });
+    let store = MariaStore::new(pool.connect_with(options).await.unwrap());
+    let error = store.register(&[]).await.unwrap_err();
+    assert!(error.to_string().contains("binlog_format"), "{error}");
+    drop(server);
+}
+
+/// B51: a replica, or a primary that is being replaced.
+#[tokio::test]
+async fn a_server_that_is_read_only_is_refused() {
+    let Some((server, pool, store)) = server("").await else { return };
+    pool.execute("set global read_only = 1").await.unwrap();
+    let error = store.register(&[]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ReadOnly, "{error}");
+
+    // Without the right to write nevertheless, receiving is refused as well, and says why.
+    let make = "create user app@'127.0.0.1'; grant all on oncebox.* to app@'127.0.0.1';
+                create user app@localhost; grant all on oncebox.* to app@localhost";
+    sqlx::raw_sql(make).execute(&pool).await.unwrap();
+    let url = server.url().replace("root@", "app@").replace("/mysql", "/oncebox");
+    let app = MariaStore::new(MySqlPool::connect(&url).await.unwrap());
+    let error = Inbox::new(app.clone()).receive(&[Message::new("order", "x").id("a")]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ReadOnly, "{error}");
+    pool.execute("set global read_only = 0").await.unwrap();
+    app.register(&[]).await.unwrap();
+    let received = Inbox::new(app).receive(&[Message::new("order", "x").id("a")]).await.unwrap();
+    assert_eq!(received, [Received::New]);
+    drop(server);
+}
+
+#[tokio::test]
+async fn a_message_larger_than_the_packet_is_refused_and_harms_no_other() {
+    let Some((server, _pool, store)) = server("max_allowed_packet = 2M\n").await else { return };
+    let inbox = Inbox::new(store.clone());
+    let large = |id: &str, bytes: usize| Message::new("order", vec![7; bytes]).id(id);
+    let error = inbox.receive(&[large("too large", 2 * 1024 * 1024)]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    let text = error.to_string();
+    assert!(text.contains("max_allowed_packet") && text.contains("too large"), "{text}");
+    // Several that fit only one by one, and many small ones beside them.
+    let mut messages: Vec<Message> = (0..5).map(|number| large(&number.to_string(), 1_900_000)).collect();
+    messages.extend((5..500).map(|number| large(&number.to_string(), 10_000)));
+    let answers = inbox.receive(&messages).await.unwrap();
+    assert_eq!(answers, vec![Received::New; 500]);
+    assert_eq!(inbox.receive(&messages).await.unwrap(), vec![Received::Duplicate; 500]);
+    drop(server);
+}

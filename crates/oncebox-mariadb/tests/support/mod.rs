@@ -1,0 +1,11 @@
+//! What the suites of the test kit need to know about this store.
+
+// Part of tests, which clippy sees only in functions marked as such.
+#![allow(clippy::unwrap_used)]
+
+mod sessions;
+mod subject;
+
+pub(crate) use subject::MariaSubject;
+#[allow(unused_imports, reason = "not every test file that shares this one asks")]
+pub(crate) use subject::deadlock;

@@ -1,0 +1,5 @@
+-- The tables of the shop in the examples for other languages. No unique key: a doubled effect would show.
+create table charge (
+    order_id text not null,
+    cents integer not null check (cents <= 100000)
+);

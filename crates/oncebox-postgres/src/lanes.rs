@@ -21,13 +21,20 @@ const LOST: &str = "the transaction was ended or aborted by the handler (a commi
 impl Inner {
     pub(crate) async fn register(&self, handlers: &[Registration]) -> Result<(), Error> {
         let row = autocommit!(self, |connection| {
-            Ok(self.sql.is_writable.query().fetch_one(&mut *connection).await?)
+            Ok(self.sql.settings.query().fetch_one(&mut *connection).await?)
         })?;
         let (replica, read_only): (bool, bool) =
             (row.try_get(0).map_err(classify)?, row.try_get(1).map_err(classify)?);
         if replica || read_only {
             let text = "postgres accepts no writes here (a replica, or read-only by default); connect to the primary";
             return Err(Error::new(ErrorKind::ReadOnly, text));
+        }
+        let relaxed: Option<&str> = row.try_get(2).map_err(classify)?;
+        if let Some(setting) = relaxed.filter(|_| !self.options.relaxed) {
+            return Err(Error::invalid(format!(
+                "postgres has {setting} = off, which can lose acknowledged messages in a crash; turn it on, or call \
+                 `allow_relaxed_durability`"
+            )));
         }
         self.check_version().await?;
         let mut handlers: Vec<&Registration> = handlers.iter().collect();

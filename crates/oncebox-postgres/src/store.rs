@@ -64,6 +64,7 @@ pub(crate) struct Options {
     pub(crate) clock: ClockShift,
     pub(crate) notify: bool,
     pub(crate) pooler: bool,
+    pub(crate) relaxed: bool,
     pub(crate) limits: Limits,
 }
 
@@ -78,6 +79,7 @@ impl PgStore {
             clock: ClockShift::default(),
             notify: true,
             pooler: false,
+            relaxed: false,
             limits: Limits::default(),
         };
         Self::build(pool, options)
@@ -126,6 +128,11 @@ impl PgStore {
             options.pooler = true;
             options.notify = false;
         })
+    }
+
+    /// Accepts a server whose settings can lose the last commits in a crash, and with them acknowledged messages.
+    pub fn allow_relaxed_durability(self) -> Self {
+        self.with(|options| options.relaxed = true)
     }
 
     /// The most payload bytes that `publish` takes; 16 MiB unless set.

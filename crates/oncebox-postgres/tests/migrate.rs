@@ -141,3 +141,18 @@ async fn a_read_only_database_is_refused() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn settings_that_can_lose_an_acknowledged_message_are_refused_by_name() {
+    common::with_store(async |scratch| {
+        let options = scratch.pool.connect_options().as_ref().clone();
+        let options = options.options([("synchronous_commit", "off")]);
+        let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
+        let store = PgStore::new(pool).schema(&scratch.schema).unwrap();
+        let error = store.register(&[common::registration("a", false)]).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("synchronous_commit"), "{error}");
+        store.allow_relaxed_durability().register(&[common::registration("a", false)]).await.unwrap();
+    })
+    .await;
+}

@@ -208,7 +208,24 @@ async fn the_printed_sql_makes_an_empty_mariadb_schema_ready() {
     assert_eq!((code, is_applied(&report)), (1, false), "{report}");
     let printed = oncebox(&["migrate", "print", "--store", &url, "--schema", &schema]);
     assert!(printed.status.success(), "{}", text(&printed.stderr));
-    sqlx::raw_sql(AssertSqlSafe(text(&printed.stdout))).execute(&pool).await.unwrap();
+    // Through the client, as people run it.
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("oncebox.sql");
+    std::fs::write(&script, &printed.stdout).unwrap();
+    let server: sqlx::mysql::MySqlConnectOptions = url.parse().unwrap();
+    let mut client = Command::new("mariadb");
+    client.args([
+        "--no-defaults",
+        "--protocol=tcp",
+        "--batch",
+        "-h",
+        server.get_host(),
+        "-u",
+        server.get_username(),
+    ]);
+    client.arg(format!("--port={}", server.get_port())).stdin(std::fs::File::open(&script).unwrap());
+    let applied = client.output().unwrap();
+    assert!(applied.status.success(), "{}", text(&applied.stderr));
     let (code, report) = status(&url, &schema);
     assert_eq!((code, is_applied(&report), &report["drift"]), (0, true, &serde_json::json!([])), "{report}");
     let output = oncebox(&["migrate", "up", "--store", &url, "--schema", &schema]);
@@ -219,12 +236,12 @@ async fn the_printed_sql_makes_an_empty_mariadb_schema_ready() {
         text(&output.stderr)
     );
 
-    let change = format!("alter table {schema}.log add column extra int");
+    let change = format!("alter table {schema}.log add column extra int; drop function {schema}.once");
     sqlx::raw_sql(AssertSqlSafe(change)).execute(&pool).await.unwrap();
     let (code, report) = status(&url, &schema);
     assert_eq!(
         (code, &report["drift"]),
-        (1, &serde_json::json!(["column `log.extra` was added"])),
+        (1, &serde_json::json!(["column `log.extra` was added", "function `once` is missing"])),
         "{report}"
     );
     let left = "select count(*) from information_schema.schemata where schema_name like 'oncebox_fresh%'";

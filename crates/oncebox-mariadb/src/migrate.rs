@@ -1,5 +1,7 @@
 //! Migrations: versioned, forward only, safe when many processes start at once, and the checks of the server.
 
+use std::fmt::Write;
+
 use jiff::Timestamp;
 use oncebox_core::drift::{Catalog, differences};
 use oncebox_core::{Error, ErrorKind};
@@ -34,13 +36,15 @@ struct Migration {
     text: &'static str,
 }
 
-const MIGRATIONS: &[Migration] =
-    &[Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") },
+    Migration { version: 2, name: "functions", text: include_str!("../migrations/0002_functions.sql") },
+];
 
 /// The SQL of all migrations for an empty schema, for people who run their own.
 ///
-/// It also notes the migrations as applied, so that the store finds its tables up to date. Fails when the name is
-/// not an allowed schema name.
+/// It also notes the migrations as applied, so that the store finds its tables up to date. It is written for the
+/// client `mariadb`, which has to be told where a function ends. Fails when the name is not an allowed schema name.
 ///
 /// ```
 /// let sql = oncebox_mariadb::migration_sql("oncebox")?;
@@ -55,8 +59,12 @@ pub fn migration_sql(schema: &str) -> Result<String, Error> {
         Statement::render(include_str!("sql/migration_table.sql"), &schema).text(0)
     );
     for migration in MIGRATIONS {
-        sql.push('\n');
-        sql.push_str(&migration.text.replace("{schema}", &schema.quoted()));
+        let text = Statement::render(migration.text, &schema).text(0);
+        let _ = writeln!(
+            sql,
+            "\n-- {:04}_{}\ndelimiter //\n{text}\n//\ndelimiter ;",
+            migration.version, migration.name
+        );
         sql.push_str(&migration_row(&schema, migration.version, migration.name, &migration.checksum()));
     }
     Ok(sql)
@@ -170,7 +178,7 @@ impl Inner {
         schema: &Schema,
     ) -> Result<Catalog, Problem> {
         let name = schema.name();
-        let query = self.sql.catalog.query(0).bind(name).bind(name).bind(name);
+        let query = self.sql.catalog.query(0).bind(name).bind(name).bind(name).bind(name);
         let rows = query.fetch_all(connection).await?;
         rows.iter().map(|row| Ok((text(row, 1)?, (text(row, 0)?, text(row, 2)?)))).collect()
     }
@@ -219,7 +227,9 @@ impl Inner {
             return Ok(());
         }
         let text = Statement::render(migration.text, &self.options.schema).text(0);
-        run_text(connection, text.trim_end().trim_end_matches(';').to_owned()).await?;
+        run_text(connection, text.trim_end().trim_end_matches(';').to_owned())
+            .await
+            .map_err(may_not_create)?;
         self.sql
             .migration_applied
             .query(self.shift())
@@ -344,6 +354,18 @@ fn is_new_enough(version: &str) -> bool {
     let mut numbers = version.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
     let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     version.to_ascii_lowercase().contains("mariadb") && (major, minor) >= (10, 6)
+}
+
+/// With a binary log MariaDB wants to be told that functions may be created.
+fn may_not_create(error: sqlx::Error) -> Problem {
+    let problem = Problem::Driver(error);
+    if !matches!(problem.number(), Some(1418 | 1419)) {
+        return problem;
+    }
+    let text = "mariadb refuses functions while it writes a binary log; let it with \
+                `set global log_bin_trust_function_creators = 1` (the log has to be in row or mixed format), and \
+                migrate again";
+    Error::caused(ErrorKind::Schema, text, problem.into_error()).into()
 }
 
 async fn read_applied(connection: &mut MySqlConnection, sql: &Sql) -> Result<Vec<Applied>, Problem> {

@@ -38,14 +38,29 @@ impl Inner {
             let query = self.sql.purge_counter.query(self.shift()).bind(step);
             Ok(query.execute(&mut *connection).await?.rows_affected())
         })?;
+        let counted = transaction!(self, |connection| self.fold_tally(connection, step).await)?;
         Ok(Purged {
             ids,
             messages,
             others: discarded + attempts + conflicts + counters,
-            more: [ids, messages, discarded, attempts, conflicts, counters]
+            more: [ids, messages, discarded, attempts, conflicts, counters, counted]
                 .iter()
                 .any(|count| *count >= full),
         })
+    }
+
+    /// Adds up what the function `receive` has counted.
+    async fn fold_tally(&self, connection: &mut MySqlConnection, step: i64) -> Result<u64, Problem> {
+        let rows = self.sql.take_tally.query(self.shift()).bind(step).fetch_all(&mut *connection).await?;
+        let taken: Vec<i64> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+        if taken.is_empty() {
+            return Ok(0);
+        }
+        let count = taken.len() as u64;
+        let taken = list(taken);
+        self.sql.fold_tally.query(self.shift()).bind(&taken).execute(&mut *connection).await?;
+        self.sql.delete_tally.query(self.shift()).bind(&taken).execute(&mut *connection).await?;
+        Ok(count)
     }
 
     /// A lane whose first message is young or wanted costs one look.

@@ -453,14 +453,15 @@ macro_rules! statements {
 }
 
 statements! {
-    catalog, clock, conflicts, counts, cursors, deliveries, delete_done, delete_outgoing, discard, engines, forget_counter, forget_cursors,
+    catalog, clock, conflicts, counts, cursors, deliveries, delete_done, delete_outgoing, delete_tally, discard, engines,
+    fold_tally, forget_counter, forget_cursors,
     forget_deliveries, forget_handler, free_lanes, handlers, held_keys, history, known, known_handlers, lease,
     lease_due, lease_peek, listen, lock_cursors, lock_leases, lock_relay, matching, migration_applied, migration_table,
     migrations, note_discarded, once, orphans, outbox_lanes, outbox_sinks, outbox_status, promote, purge_attempt, purge_conflict,
     purge_counter, purge_delivery, purge_log, purge_log_lanes, purge_log_window, purge_seen, read_outgoing, register,
     register_cursors, relay_rows, release, release_held, release_relay, rename_attempt, rename_counter, rename_cursor,
     rename_delivery, rename_handler, renew, replay, replay_outgoing, set_paused, settings, settle, settle_outgoing,
-    still_ours, sweep_attempt, sweep_delivery, sweep_lock, sweep_move, sweep_seen, take_relay,
+    still_ours, sweep_attempt, sweep_delivery, sweep_lock, sweep_move, sweep_seen, take_relay, take_tally,
 }
 
 #[cfg(test)]

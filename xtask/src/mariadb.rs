@@ -178,8 +178,7 @@ impl Home {
     fn create() -> io::Result<Self> {
         let programs = programs_folder()?;
         let folder = tempfile::Builder::new().prefix("oncebox-mariadb-").tempdir()?;
-        let owner =
-            if effective_user(folder.path())? == 0 { Some(user("MariaDB", "mysql")?) } else { None };
+        let owner = if effective_user(folder.path())? == 0 { Some(user("MariaDB", "mysql")?) } else { None };
         if let Some((user, group)) = owner {
             chown(folder.path(), Some(user), Some(group))?;
         }

@@ -205,7 +205,8 @@ impl Home {
     fn create() -> io::Result<Self> {
         let programs = programs_folder()?;
         let folder = tempfile::Builder::new().prefix("oncebox-postgres-").tempdir()?;
-        let owner = if effective_user(folder.path())? == 0 { Some(user("Postgres", "postgres")?) } else { None };
+        let owner =
+            if effective_user(folder.path())? == 0 { Some(user("Postgres", "postgres")?) } else { None };
         if let Some((user, group)) = owner {
             chown(folder.path(), Some(user), Some(group))?;
         }

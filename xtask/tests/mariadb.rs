@@ -15,7 +15,10 @@ use xtask::postgres::StopMode;
 fn committed_rows_survive_a_crash_and_uncommitted_ones_do_not() {
     let mut server = PrivateMariadb::start().unwrap();
     let port = port_of(&server.url());
-    query(port, "create database a; create table a.kept (id int) engine = innodb; insert into a.kept values (1)");
+    query(
+        port,
+        "create database a; create table a.kept (id int) engine = innodb; insert into a.kept values (1)",
+    );
     let mut session = open_transaction(port, "insert into a.kept values (2)");
 
     server.restart(StopMode::Immediate).unwrap();

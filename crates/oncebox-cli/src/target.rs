@@ -79,7 +79,9 @@ impl Place {
         }
         // The URL may hold a password, so only its beginning is shown.
         let scheme = self.url.split(':').next().unwrap_or_default();
-        Err(format!("store URL begins with `{scheme}:`; use `sqlite:FILE`, `postgres://…` or `mysql://…` (MariaDB)"))
+        Err(format!(
+            "store URL begins with `{scheme}:`; use `sqlite:FILE`, `postgres://…` or `mysql://…` (MariaDB)"
+        ))
     }
 
     fn ledger(&self) -> String {

@@ -307,7 +307,8 @@ fn filtered<'q>(
     let after = filter.after.map(|id| id.0);
     // Parameters have no numbers here, so each is bound as often as it is asked for.
     let mut query = statement.query(shift).bind(ids.clone()).bind(ids);
-    for text in [&filter.handler, &filter.scope, &filter.message_id, &filter.kind, &filter.key, &filter.error] {
+    for text in [&filter.handler, &filter.scope, &filter.message_id, &filter.kind, &filter.key, &filter.error]
+    {
         query = query.bind(bytes(text)).bind(bytes(text));
     }
     query

@@ -4,12 +4,12 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use oncebox_core::Error;
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
     AskLease, DeliveryId, DoneLeases, LAPSED, Lease, Leased, LeasedDelivery, Outcome, Park, ParkState,
     Settlement, Token, is_suspect,
 };
-use oncebox_core::Error;
 use serde_json::{Value, json};
 use sqlx::{MySqlConnection, Row};
 
@@ -59,9 +59,8 @@ impl Inner {
         }
         let rows: Vec<(&[u8; 16], &Park)> = identities.iter().zip(park).collect();
         let mut ids: Vec<i64> = Vec::with_capacity(park.len());
-        let bytes = |(_, one): &(&[u8; 16], &Park)| {
-            size(&one.message) + one.error.as_ref().map_or(0, String::len)
-        };
+        let bytes =
+            |(_, one): &(&[u8; 16], &Park)| size(&one.message) + one.error.as_ref().map_or(0, String::len);
         for (text, piece) in self.sql.insert_delivery.pieces(&rows, self.shift(), self.most_bytes(), bytes) {
             let mut insert = query(text);
             for (identity, one) in piece {

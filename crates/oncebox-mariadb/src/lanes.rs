@@ -12,7 +12,7 @@ use crate::error::{Problem, classify};
 use crate::rows::{self, hex, leases, limit, list, text};
 use crate::sql;
 use crate::store::Inner;
-use crate::tx::{MariaTransaction, Lent, abandon, fenced, reading, run_text, transaction};
+use crate::tx::{Lent, MariaTransaction, abandon, fenced, reading, run_text, transaction};
 
 impl Inner {
     pub(crate) async fn register(&self, handlers: &[Registration]) -> Result<(), Error> {
@@ -37,8 +37,7 @@ impl Inner {
         let name = registration.name.as_str();
         for old in registration.formerly.iter().filter(|old| *old != name) {
             let names = list([hex(name.as_bytes()), hex(old.as_bytes())]);
-            let rows =
-                self.sql.known_handlers.query(shift).bind(names).fetch_all(&mut *connection).await?;
+            let rows = self.sql.known_handlers.query(shift).bind(names).fetch_all(&mut *connection).await?;
             let known: Vec<String> = rows.iter().map(|row| text(row, 0)).collect::<Result<_, _>>()?;
             match (known.iter().any(|one| one == old), known.iter().any(|one| one == name)) {
                 (true, true) => {
@@ -237,8 +236,7 @@ impl Inner {
 
     pub(crate) async fn begin_plain(&self, limits: TxLimits) -> Result<MariaTransaction, Error> {
         let tx = self.begin(limits).await?;
-        let (tx, _) =
-            self.settled(tx, async |tx| self.now(tx).await).await.map_err(Problem::into_error)?;
+        let (tx, _) = self.settled(tx, async |tx| self.now(tx).await).await.map_err(Problem::into_error)?;
         Ok(tx)
     }
 

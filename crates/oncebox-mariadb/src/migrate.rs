@@ -84,8 +84,7 @@ impl Inner {
         // the connection, which is closed unless everything went well.
         let mut lent = Lent::from_pool(&self.pool).await.map_err(classify)?;
         let lock = format!("oncebox migrate {}", self.options.schema.name());
-        let row =
-            sqlx::query(MIGRATION_LOCK).bind(&lock).fetch_one(&mut *lent).await.map_err(classify)?;
+        let row = sqlx::query(MIGRATION_LOCK).bind(&lock).fetch_one(&mut *lent).await.map_err(classify)?;
         if row.try_get::<Option<i64>, _>(0).map_err(classify)? != Some(1) {
             let text = "another process has been migrating for a minute; wait for it, or end it";
             return Err(Error::new(ErrorKind::Contention, text));
@@ -236,7 +235,8 @@ impl Settings {
             )));
         }
         if self.read_only || self.session_read_only {
-            let text = "mariadb accepts no writes here (read_only, or read-only by default); connect to the primary";
+            let text =
+                "mariadb accepts no writes here (read_only, or read-only by default); connect to the primary";
             return Err(Error::new(ErrorKind::ReadOnly, text));
         }
         if self.cluster {

@@ -28,9 +28,8 @@ impl Inner {
         })?;
         let ids = transaction!(self, |connection| self.sweep_seen(connection, keep, step).await)?;
         let attempt = [&self.sql.sweep_attempt, &self.sql.purge_attempt];
-        let attempts = transaction!(self, |connection| {
-            self.walk(connection, "attempt", attempt, keep, step).await
-        })?;
+        let attempts =
+            transaction!(self, |connection| { self.walk(connection, "attempt", attempt, keep, step).await })?;
         let conflicts = transaction!(self, |connection| {
             let query = self.sql.purge_conflict.query(self.shift()).bind(keep).bind(step);
             Ok(query.execute(&mut *connection).await?.rows_affected())
@@ -95,8 +94,7 @@ impl Inner {
                 break;
             }
             let sweep = self.sql.sweep_seen.query(self.shift());
-            let rows =
-                sweep.bind(keep).bind(&place[..]).bind(wanted).fetch_all(&mut *connection).await?;
+            let rows = sweep.bind(keep).bind(&place[..]).bind(wanted).fetch_all(&mut *connection).await?;
             let mut old = Vec::new();
             let mut last = place;
             for row in &rows {

@@ -127,8 +127,7 @@ impl Inner {
         arrivals: &[Arrival],
     ) -> Result<Vec<Option<Received>>, Problem> {
         let identities = list(arrivals.iter().map(|arrival| hex(&arrival.identity)));
-        let rows =
-            self.sql.known.query(self.shift()).bind(identities).fetch_all(&mut *connection).await?;
+        let rows = self.sql.known.query(self.shift()).bind(identities).fetch_all(&mut *connection).await?;
         let mut known = HashMap::with_capacity(rows.len());
         for row in rows {
             known.insert(sixteen(&row, 0)?, sixteen(&row, 1)?);
@@ -148,7 +147,9 @@ impl Inner {
         let mut conflicts = conflicts.to_vec();
         conflicts.sort_unstable_by_key(|arrival| (arrival.identity, arrival.fingerprint));
         let bytes = |arrival: &&Arrival| size(&arrival.message);
-        for (text, piece) in self.sql.insert_conflict.pieces(&conflicts, self.shift(), self.most_bytes(), bytes) {
+        for (text, piece) in
+            self.sql.insert_conflict.pieces(&conflicts, self.shift(), self.most_bytes(), bytes)
+        {
             let mut insert = query(text);
             for arrival in piece {
                 let message = &arrival.message;
@@ -204,21 +205,23 @@ impl Inner {
         // Below zero, so that it is no number in the log.
         let mark = -i64::try_from(self.seed.next() >> 1).unwrap_or(i64::MAX).max(1);
         let mut met = HashMap::new();
-        for (text, piece) in self.sql.insert_seen.pieces(&open, self.shift(), self.most_bytes(), |_| 100) {
+        let mut now = None;
+        for (text, piece) in self.sql.insert_inline.pieces(&open, self.shift(), self.most_bytes(), |_| 100) {
             let mut insert = query(text);
-            let now = self.now(tx).await?;
             for &index in piece {
-                insert = insert
-                    .bind(&arrivals[index].identity[..])
-                    .bind(&arrivals[index].fingerprint[..])
-                    .bind(now)
-                    .bind(mark)
-                    .bind(None::<i16>);
+                let Arrival { identity, fingerprint, .. } = &arrivals[index];
+                insert = insert.bind(&identity[..]).bind(&fingerprint[..]).bind(mark);
             }
             for row in insert.fetch_all(&mut **tx).await? {
                 met.insert(sixteen(&row, 0)?, (sixteen(&row, 1)?, row.try_get::<i64, _>(2)?));
+                now = Some(row.try_get(3)?);
+                tx.note_session(row.try_get(4)?);
             }
         }
+        let now = match now {
+            Some(now) => now,
+            None => self.now(tx).await?,
+        };
         for index in open {
             let arrival = &arrivals[index];
             verdicts[index] = Some(verdict(arrival, met.get(&arrival.identity), mark)?);
@@ -232,11 +235,8 @@ impl Inner {
             .collect();
         self.keep_conflicts(tx, &conflicts).await?;
 
-        let now = self.now(tx).await?;
-        let scheduled = arrivals
-            .iter()
-            .map(|arrival| not_before(&arrival.message).is_some_and(|at| at > now))
-            .collect();
+        let scheduled =
+            arrivals.iter().map(|arrival| not_before(&arrival.message).is_some_and(|at| at > now)).collect();
         let keys: Vec<String> = arrivals
             .iter()
             .filter_map(|arrival| arrival.message.key.as_deref())
@@ -306,7 +306,8 @@ struct Numbers {
 
 impl Numbers {
     fn read(answers: &[Answer], count: usize) -> Result<Self, Problem> {
-        let missing = || Error::new(ErrorKind::Store, "the row of `head` is missing; restore it from a backup");
+        let missing =
+            || Error::new(ErrorKind::Store, "the row of `head` is missing; restore it from a backup");
         let [taken, clock] = answers else { return Err(missing().into()) };
         let last = i64::try_from(taken.last_insert_id).unwrap_or(0);
         let first = last - i64::try_from(count).unwrap_or(i64::MAX) + 1;

@@ -28,7 +28,8 @@ pub(crate) fn message(row: &MySqlRow, first: usize) -> Result<Message, Problem> 
 /// About how many bytes a message takes in a statement.
 pub(crate) fn size(message: &Message) -> usize {
     // As JSON, where a byte may become several.
-    let headers: usize = message.headers.iter().map(|(name, value)| 2 * (name.len() + value.len()) + 16).sum();
+    let headers: usize =
+        message.headers.iter().map(|(name, value)| 2 * (name.len() + value.len()) + 16).sum();
     let key = message.key.as_ref().map_or(0, String::len);
     message.payload.len() + headers + message.id.len() + message.scope.len() + message.kind.len() + key + 200
 }

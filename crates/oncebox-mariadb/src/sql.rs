@@ -409,6 +409,7 @@ macro_rules! statements {
         #[derive(Debug)]
         pub(crate) struct Sql {
             pub(crate) insert_seen: Insert,
+            pub(crate) insert_inline: Insert,
             pub(crate) insert_log: Insert,
             pub(crate) insert_outbox: Insert,
             pub(crate) insert_delivery: Insert,
@@ -423,6 +424,7 @@ macro_rules! statements {
                 let insert = |text, row| Insert::new(text, row, schema);
                 Self {
                     insert_seen: insert(include_str!("sql/insert_seen.sql"), "(?,?,?,?,?)"),
+                    insert_inline: insert(include_str!("sql/insert_inline.sql"), "(?,?,{now},?)"),
                     insert_log: insert(include_str!("sql/insert_log.sql"), "(?,?,?,?,?,?,?,?,?,?,?)"),
                     insert_outbox: insert(
                         include_str!("sql/insert_outbox.sql"),
@@ -484,7 +486,8 @@ mod tests {
         let sizes: Vec<usize> = insert.pieces(&rows, 0, 5000, |_| 1).map(|(_, piece)| piece.len()).collect();
         assert_eq!(sizes, [1000, 500, 100, 2, 1]);
         for bytes in [1, 2, 2500, 9000] {
-            let pieces: Vec<&[usize]> = insert.pieces(&rows, 0, 5000, move |_| bytes).map(|(_, piece)| piece).collect();
+            let pieces: Vec<&[usize]> =
+                insert.pieces(&rows, 0, 5000, move |_| bytes).map(|(_, piece)| piece).collect();
             assert_eq!(pieces.concat(), rows);
             assert!(pieces.iter().all(|piece| piece.len() * bytes <= 5000 || piece.len() == 1), "{bytes}");
         }

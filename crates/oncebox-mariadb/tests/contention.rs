@@ -27,10 +27,8 @@ async fn batches_in_opposite_order_never_surface_a_deadlock() {
     };
     // Inboxes of their own, because receivers of one share their statements.
     let inboxes: Vec<_> = futures_util::future::join_all((0..4).map(|_| subject.reopen())).await;
-    let inboxes: Vec<_> = inboxes
-        .into_iter()
-        .map(|store| Inbox::new(store).on("order", handler("charge", charge)))
-        .collect();
+    let inboxes: Vec<_> =
+        inboxes.into_iter().map(|store| Inbox::new(store).on("order", handler("charge", charge))).collect();
     inboxes[0].register().await.unwrap();
     const ROUNDS: usize = 250;
     let tasks = inboxes.iter().cloned().enumerate().map(|(worker, inbox)| {
@@ -71,7 +69,8 @@ async fn sixteen_receivers_and_a_purge_get_along() {
         MariaSubject::record(&mut tx, Effect::of("charge", &message)).await?;
         Ok::<(), Failure>(())
     };
-    let stores: Vec<_> = futures_util::future::join_all((0..16).map(|_| subject.store_with_one_connection())).await;
+    let stores: Vec<_> =
+        futures_util::future::join_all((0..16).map(|_| subject.store_with_one_connection())).await;
     let inbox = Inbox::new(subject.store()).on("order", handler("charge", charge).batch(100));
     inbox.register().await.unwrap();
     let receiving: Vec<_> = stores

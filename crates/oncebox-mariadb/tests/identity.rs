@@ -22,9 +22,11 @@ const PAIRS: [(&str, &str); 7] = [
 /// B20: also in sessions that talk Latin-1, truncate silently or compare in their own way.
 #[tokio::test]
 async fn ids_and_keys_that_a_collation_would_merge_are_told_apart() {
-    for settings in
-        ["", "set names latin1; set sql_mode = ''", "set sql_mode = 'ANSI,TRADITIONAL,PAD_CHAR_TO_FULL_LENGTH'"]
-    {
+    for settings in [
+        "",
+        "set names latin1; set sql_mode = ''",
+        "set sql_mode = 'ANSI,TRADITIONAL,PAD_CHAR_TO_FULL_LENGTH'",
+    ] {
         let Some(subject) = MariaSubject::with_settings(settings).await else { return };
         let charge = |mut tx: MariaTx, message: Message| async move {
             let note = message.key.clone().unwrap_or_default();

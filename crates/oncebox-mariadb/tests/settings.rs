@@ -72,8 +72,7 @@ async fn a_binary_log_that_is_not_synced_or_not_possible_is_refused() {
     let inbox = Inbox::new(store.clone()).on("order", handler("record", record).from_start());
     run(inbox.clone()).drain().await.unwrap();
     inbox.process(Message::new("order", "x").id("b")).await.unwrap();
-    let effects: i64 =
-        sqlx::query_scalar("select count(*) from shop.effect").fetch_one(&pool).await.unwrap();
+    let effects: i64 = sqlx::query_scalar("select count(*) from shop.effect").fetch_one(&pool).await.unwrap();
     assert_eq!(effects, 2);
 
     let options: MySqlConnectOptions = server.url().parse().unwrap();

@@ -16,7 +16,10 @@ pub(crate) struct OpenTransaction {
 }
 
 /// The open transactions of the sessions with this default schema.
-pub(crate) async fn open_transactions(connection: &mut MySqlConnection, schema: &str) -> Vec<OpenTransaction> {
+pub(crate) async fn open_transactions(
+    connection: &mut MySqlConnection,
+    schema: &str,
+) -> Vec<OpenTransaction> {
     let row = sqlx::query("show engine innodb status").fetch_one(&mut *connection).await.unwrap();
     let status: String = row.get(2);
     let sessions = sqlx::query("select id, command from information_schema.processlist where db = ?")

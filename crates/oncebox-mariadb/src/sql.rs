@@ -56,8 +56,9 @@ pub(crate) struct Insert {
     sizes: Vec<(usize, Arc<str>)>,
 }
 
-/// How many rows one statement inserts. Round numbers, because people choose those for batches.
-const SIZES: [usize; 10] = [1000, 500, 250, 100, 50, 20, 10, 5, 2, 1];
+/// How many rows one statement inserts: round numbers, because people choose those for batches, and every small one,
+/// because callers that come at the same time make small groups.
+const SIZES: [usize; 16] = [1000, 500, 250, 100, 50, 20, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1];
 
 impl Insert {
     fn new(text: &str, row: &str, schema: &Schema) -> Self {
@@ -484,7 +485,7 @@ mod tests {
         let insert = Insert::new("-- a.sql: locks nothing\nvalues {rows}", "(?)", &schema);
         let rows: Vec<usize> = (0..1603).collect();
         let sizes: Vec<usize> = insert.pieces(&rows, 0, 5000, |_| 1).map(|(_, piece)| piece.len()).collect();
-        assert_eq!(sizes, [1000, 500, 100, 2, 1]);
+        assert_eq!(sizes, [1000, 500, 100, 3]);
         for bytes in [1, 2, 2500, 9000] {
             let pieces: Vec<&[usize]> =
                 insert.pieces(&rows, 0, 5000, move |_| bytes).map(|(_, piece)| piece).collect();

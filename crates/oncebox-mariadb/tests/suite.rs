@@ -76,7 +76,8 @@ async fn a_connection_lost_in_a_handler_blames_no_message() {
 async fn a_handlers_transaction_holds_no_lock_of_its_session() {
     let Some(subject) = MariaSubject::create().await else { return };
     let charge = |mut tx: MariaTx, message: Message| async move {
-        let locks: i64 = sqlx::query_scalar("select release_all_locks()").fetch_one(&mut *tx).await?;
+        let locks: i64 =
+            sqlx::query_scalar("select cast(release_all_locks() as signed)").fetch_one(&mut *tx).await?;
         let effect = Effect { note: locks.to_string(), ..Effect::of("charge", &message) };
         MariaSubject::record(&mut tx, effect).await?;
         Ok::<(), Failure>(())

@@ -29,7 +29,7 @@ impl Inner {
         let ids = transaction!(self, |connection| self.sweep_seen(connection, keep, step).await)?;
         let attempt = [&self.sql.sweep_attempt, &self.sql.purge_attempt];
         let attempts =
-            transaction!(self, |connection| { self.walk(connection, "attempt", attempt, keep, step).await })?;
+            transaction!(self, |connection| self.walk(connection, "attempt", attempt, keep, step).await)?;
         let conflicts = transaction!(self, |connection| {
             let query = self.sql.purge_conflict.query(self.shift()).bind(keep).bind(step);
             Ok(query.execute(&mut *connection).await?.rows_affected())

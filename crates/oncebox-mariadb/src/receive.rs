@@ -205,21 +205,23 @@ impl Inner {
         // Below zero, so that it is no number in the log.
         let mark = -i64::try_from(self.seed.next() >> 1).unwrap_or(i64::MAX).max(1);
         let mut met = HashMap::new();
-        for (text, piece) in self.sql.insert_seen.pieces(&open, self.shift(), self.most_bytes(), |_| 100) {
+        let mut now = None;
+        for (text, piece) in self.sql.insert_inline.pieces(&open, self.shift(), self.most_bytes(), |_| 100) {
             let mut insert = query(text);
-            let now = self.now(tx).await?;
             for &index in piece {
-                insert = insert
-                    .bind(&arrivals[index].identity[..])
-                    .bind(&arrivals[index].fingerprint[..])
-                    .bind(now)
-                    .bind(mark)
-                    .bind(None::<i16>);
+                let Arrival { identity, fingerprint, .. } = &arrivals[index];
+                insert = insert.bind(&identity[..]).bind(&fingerprint[..]).bind(mark);
             }
             for row in insert.fetch_all(&mut **tx).await? {
                 met.insert(sixteen(&row, 0)?, (sixteen(&row, 1)?, row.try_get::<i64, _>(2)?));
+                now = Some(row.try_get(3)?);
+                tx.note_session(row.try_get(4)?);
             }
         }
+        let now = match now {
+            Some(now) => now,
+            None => self.now(tx).await?,
+        };
         for index in open {
             let arrival = &arrivals[index];
             verdicts[index] = Some(verdict(arrival, met.get(&arrival.identity), mark)?);
@@ -233,7 +235,6 @@ impl Inner {
             .collect();
         self.keep_conflicts(tx, &conflicts).await?;
 
-        let now = self.now(tx).await?;
         let scheduled =
             arrivals.iter().map(|arrival| not_before(&arrival.message).is_some_and(|at| at > now)).collect();
         let keys: Vec<String> = arrivals

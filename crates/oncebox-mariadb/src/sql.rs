@@ -56,8 +56,9 @@ pub(crate) struct Insert {
     sizes: Vec<(usize, Arc<str>)>,
 }
 
-/// How many rows one statement inserts. Round numbers, because people choose those for batches.
-const SIZES: [usize; 10] = [1000, 500, 250, 100, 50, 20, 10, 5, 2, 1];
+/// How many rows one statement inserts: round numbers, because people choose those for batches, and every small one,
+/// because callers that come at the same time make small groups.
+const SIZES: [usize; 16] = [1000, 500, 250, 100, 50, 20, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1];
 
 impl Insert {
     fn new(text: &str, row: &str, schema: &Schema) -> Self {
@@ -410,6 +411,7 @@ macro_rules! statements {
         #[derive(Debug)]
         pub(crate) struct Sql {
             pub(crate) insert_seen: Insert,
+            pub(crate) insert_inline: Insert,
             pub(crate) insert_log: Insert,
             pub(crate) insert_outbox: Insert,
             pub(crate) insert_delivery: Insert,
@@ -424,6 +426,7 @@ macro_rules! statements {
                 let insert = |text, row| Insert::new(text, row, schema);
                 Self {
                     insert_seen: insert(include_str!("sql/insert_seen.sql"), "(?,?,?,?,?)"),
+                    insert_inline: insert(include_str!("sql/insert_inline.sql"), "(?,?,{now},?)"),
                     insert_log: insert(include_str!("sql/insert_log.sql"), "(?,?,?,?,?,?,?,?,?,?,?)"),
                     insert_outbox: insert(
                         include_str!("sql/insert_outbox.sql"),
@@ -484,7 +487,7 @@ mod tests {
         let insert = Insert::new("-- a.sql: locks nothing\nvalues {rows}", "(?)", &schema);
         let rows: Vec<usize> = (0..1603).collect();
         let sizes: Vec<usize> = insert.pieces(&rows, 0, 5000, |_| 1).map(|(_, piece)| piece.len()).collect();
-        assert_eq!(sizes, [1000, 500, 100, 2, 1]);
+        assert_eq!(sizes, [1000, 500, 100, 3]);
         for bytes in [1, 2, 2500, 9000] {
             let pieces: Vec<&[usize]> =
                 insert.pieces(&rows, 0, 5000, move |_| bytes).map(|(_, piece)| piece).collect();

@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::{FutureExt, TryStreamExt};
@@ -146,6 +148,8 @@ pub struct MariaTransaction {
     // Part of its name on the server.
     marker: u64,
     session: Option<u64>,
+    // Set when the session serves others again, and must not be ended any more.
+    is_given_back: Arc<AtomicBool>,
     pool: MySqlPool,
 }
 
@@ -155,7 +159,7 @@ impl MariaTransaction {
         let mut lent = Lent::from_pool(pool).await?;
         let text = sql::begin_transaction(limits, marker);
         Manager::begin(&mut lent, Some(AssertSqlSafe(text).into_sql_str())).await?;
-        Ok(Self { lent, marker, session: None, pool: pool.clone() })
+        Ok(Self { lent, marker, session: None, is_given_back: Arc::default(), pool: pool.clone() })
     }
 
     /// Remembers which session this is.
@@ -176,11 +180,16 @@ impl MariaTransaction {
             Ok(_) => {
                 // The driver still counts the transaction; its rollback of nothing travels with the next statement.
                 Manager::start_rollback(&mut self.lent);
-                self.lent.give_back();
+                self.give_back();
                 Ok(())
             }
             Err(error) => Err((self, error.into())),
         }
+    }
+
+    fn give_back(self) {
+        self.is_given_back.store(true, Ordering::SeqCst);
+        self.lent.give_back();
     }
 
     async fn roll_back(&mut self) -> bool {
@@ -204,7 +213,7 @@ impl MariaTransaction {
 impl Connection for MariaTransaction {
     async fn rollback(mut self) {
         if self.roll_back().await {
-            self.lent.give_back();
+            self.give_back();
             return;
         }
         // A statement is still running on the server, and closing the connection would leave it there with its locks.
@@ -214,9 +223,12 @@ impl Connection for MariaTransaction {
     }
 
     fn revoker(&self) -> Revoker {
-        let (pool, session) = (self.pool.clone(), self.session);
+        let (pool, session, is_given_back) = (self.pool.clone(), self.session, self.is_given_back.clone());
         Box::new(move || {
             async move {
+                if is_given_back.load(Ordering::SeqCst) {
+                    return;
+                }
                 if let Err(error) = end_session(&pool, session).await {
                     tracing::warn!(session, %error, "a kept transaction could not be ended");
                 }
@@ -228,7 +240,7 @@ impl Connection for MariaTransaction {
 
 /// The pool may be empty because of transactions that are kept, so this does not wait for it.
 ///
-/// A session that is ended here never goes back to the pool, and numbers are not given twice, so nobody else is hit.
+/// Numbers of sessions are not given twice, so nobody else is hit when it has gone by itself.
 async fn end_session(pool: &MySqlPool, session: Option<u64>) -> Result<(), sqlx::Error> {
     let Some(session) = session else { return Ok(()) };
     let result = if let Some(connection) = pool.try_acquire() {

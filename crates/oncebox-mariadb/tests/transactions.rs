@@ -1,6 +1,8 @@
 //! What only MariaDB does to a handler's transaction: statements that commit by themselves, deadlocks that undo all of
 //! it, lock waits that undo one statement, and settings of a session.
 
+#![allow(clippy::unwrap_used)]
+
 #[allow(dead_code)]
 mod support;
 

@@ -102,10 +102,10 @@ impl Yard for MariaTarget {
     async fn server_cost(&self) -> Result<Option<ServerCost>, sqlx::Error> {
         // Nothing tells how many row versions wait to be purged for one table.
         let row = sqlx::query(
-            "select cast(max(case variable_name when 'INNODB_OS_LOG_WRITTEN' then variable_value end) as double),
-                cast(max(case variable_name when 'COM_COMMIT' then variable_value end) as double)
+            "select cast(sum(case variable_name when 'INNODB_OS_LOG_WRITTEN' then variable_value else 0 end) as double),
+                cast(sum(case variable_name when 'INNODB_OS_LOG_WRITTEN' then 0 else variable_value end) as double)
              from information_schema.global_status
-             where variable_name in ('INNODB_OS_LOG_WRITTEN', 'COM_COMMIT')",
+             where variable_name in ('INNODB_OS_LOG_WRITTEN', 'COM_COMMIT', 'COM_XA_COMMIT')",
         )
         .fetch_one(self.pool())
         .await?;

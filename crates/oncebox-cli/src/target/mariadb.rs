@@ -1,8 +1,8 @@
 //! A store on MariaDB.
 
 use oncebox::MariaStore;
-use sqlx::mysql::MySqlPoolOptions;
-use sqlx::{AssertSqlSafe, MySqlConnection, MySqlPool};
+use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, MySqlConnection, MySqlPool};
 
 use super::{Place, Target};
 
@@ -33,11 +33,11 @@ impl Target for MariaTarget {
     type Store = MariaStore;
 
     async fn open(place: &Place, connections: u32) -> Result<Self, String> {
-        let pool = MySqlPoolOptions::new()
-            .max_connections(connections)
-            .connect(&place.url)
-            .await
-            .map_err(|error| format!("MariaDB cannot be reached: {error}"))?;
+        let unreachable = |error: sqlx::Error| format!("MariaDB cannot be reached: {error}");
+        // One connection first: a pool would try for half a minute before it says that there is no server.
+        let options: MySqlConnectOptions = place.url.parse().map_err(unreachable)?;
+        options.connect().await.map_err(unreachable)?.close().await.map_err(unreachable)?;
+        let pool = MySqlPoolOptions::new().max_connections(connections).connect_lazy_with(options);
         let store = MariaStore::new(pool.clone()).schema(&place.schema).map_err(|error| error.to_string())?;
         Ok(Self { pool, store, place: place.clone() })
     }

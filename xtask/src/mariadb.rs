@@ -179,10 +179,12 @@ impl Home {
         let programs = programs_folder()?;
         let folder = tempfile::Builder::new().prefix("oncebox-mariadb-").tempdir()?;
         let owner = if effective_user(folder.path())? == 0 { Some(user("MariaDB", "mysql")?) } else { None };
-        if let Some((user, group)) = owner {
-            chown(folder.path(), Some(user), Some(group))?;
-        }
         let home = Self { programs, folder, owner };
+        fs::create_dir(home.temporary())?;
+        if let Some((user, group)) = owner {
+            chown(home.folder.path(), Some(user), Some(group))?;
+            chown(home.temporary(), Some(user), Some(group))?;
+        }
         let installer = [home.programs.clone()].into_iter().chain(find(INSTALLER));
         let installer = installer
             .map(|folder| folder.join(INSTALLER))
@@ -196,6 +198,10 @@ impl Home {
 
     fn data(&self) -> PathBuf {
         self.folder.path().join("data")
+    }
+
+    fn temporary(&self) -> PathBuf {
+        self.folder.path().join("tmp")
     }
 
     fn settings_file(&self) -> PathBuf {
@@ -226,6 +232,8 @@ impl Home {
         let mut command = Command::new(program);
         // MYSQL_HOME, MYSQL_TCP_PORT and the like would point at somebody else's server.
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8");
+        // A server that starts removes the temporary tables it finds, also those of another that shares the folder.
+        command.env("TMPDIR", self.temporary());
         // Our working directory may be closed to the server's user, and Ctrl-C is not for the server.
         command.current_dir(self.folder.path()).process_group(0).stdin(Stdio::null());
         if let Some((user, group)) = self.owner {

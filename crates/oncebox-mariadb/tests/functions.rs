@@ -96,9 +96,17 @@ impl Scratch {
         self.receive_on(&mut connection, message).await.unwrap()
     }
 
-    /// Waits until a session of this test waits for a row lock.
+    /// Waits until a statement on this test's tables waits for a row lock.
+    ///
+    /// While it runs a function, a session has the function's schema for its default one.
     async fn until_waiting(&self) {
-        until("a rival waits for a lock", || async { self.waiting_transactions().await == 1 }).await;
+        until("a rival waits for a lock", || async {
+            let row = sqlx::query("show engine innodb status").fetch_one(&self.pool).await.unwrap();
+            let status: String = row.get(2);
+            let mut transactions = status.split("---TRANSACTION");
+            transactions.any(|block| block.contains("LOCK WAIT") && block.contains(&self.schema))
+        })
+        .await;
     }
 
     async fn rows(&self, text: &str) -> Vec<MySqlRow> {

@@ -49,8 +49,13 @@ async fn settings_that_can_lose_an_acknowledged_message_are_refused_by_name() {
 
 #[tokio::test]
 async fn a_binary_log_that_is_not_synced_or_not_possible_is_refused() {
-    let settings = "log_bin = binary\nserver_id = 1\nsync_binlog = 0\nbinlog_format = mixed\n";
+    let settings = "log_bin = binary\nserver_id = 1\nsync_binlog = 0\nbinlog_format = mixed\n\
+                    log_bin_trust_function_creators = 1\n";
     let Some((server, pool, store)) = server(settings).await else { return };
+    // MariaDB has to be told that functions may write.
+    pool.execute("set global log_bin_trust_function_creators = 0").await.unwrap();
+    let error = store.clone().schema("untrusted").unwrap().migrate().await.unwrap_err();
+    assert!(error.to_string().contains("log_bin_trust_function_creators"), "{error}");
     let error = store.register(&[]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("sync_binlog"), "{error}");

@@ -199,28 +199,30 @@ impl fmt::Debug for PgStore {
     }
 }
 
+// Boxed one by one: the engine holds several of these futures within each other, and unboxed they would together be too
+// large for the stack of a thread in a debug build.
 impl Store for PgStore {
     type Driver = PgConnection;
     type Connection = PgTransaction;
 
     async fn receive(&self, arrivals: &[Arrival]) -> Result<Vec<Received>, Error> {
-        self.inner.receive(arrivals).await
+        Box::pin(self.inner.receive(arrivals)).await
     }
 
     async fn register(&self, handlers: &[Registration]) -> Result<(), Error> {
-        self.inner.register(handlers).await
+        Box::pin(self.inner.register(handlers)).await
     }
 
     async fn claim(&self, claim: &Claim<'_>) -> Result<Vec<ClaimedLane>, Error> {
-        self.inner.claim(claim).await
+        Box::pin(self.inner.claim(claim)).await
     }
 
     async fn release(&self, handler: &str, token: Token) -> Result<(), Error> {
-        self.inner.release(handler, token).await
+        Box::pin(self.inner.release(handler, token)).await
     }
 
     async fn begin_lanes(&self, read: &ReadLanes<'_>) -> Result<Option<LaneBatch<PgTransaction>>, Error> {
-        self.inner.begin_lanes(read).await
+        Box::pin(self.inner.begin_lanes(read)).await
     }
 
     async fn begin_leased(
@@ -229,43 +231,43 @@ impl Store for PgStore {
         leases: &[Lease],
         limits: TxLimits,
     ) -> Result<Option<PgTransaction>, Error> {
-        self.inner.begin_leased(handler, leases, limits).await
+        Box::pin(self.inner.begin_leased(handler, leases, limits)).await
     }
 
     async fn begin_inline(&self, inline: &ReadInline<'_>) -> Result<InlineBatch<PgTransaction>, Error> {
-        self.inner.begin_inline(inline).await
+        Box::pin(self.inner.begin_inline(inline)).await
     }
 
     async fn begin_plain(&self, limits: TxLimits) -> Result<PgTransaction, Error> {
-        self.inner.begin_plain(limits).await
+        Box::pin(self.inner.begin_plain(limits)).await
     }
 
     async fn commit(&self, connection: PgTransaction, commit: Commit) -> Result<Vec<DeliveryId>, Error> {
-        self.inner.commit(connection, commit).await
+        Box::pin(self.inner.commit(connection, commit)).await
     }
 
     async fn lease(&self, ask: &AskLease<'_>) -> Result<Leased, Error> {
-        self.inner.lease(ask).await
+        Box::pin(self.inner.lease(ask)).await
     }
 
     async fn renew(&self, handler: &str, leases: &[Lease], lease_for: Duration) -> Result<Vec<bool>, Error> {
-        self.inner.renew(handler, leases, lease_for).await
+        Box::pin(self.inner.renew(handler, leases, lease_for)).await
     }
 
     async fn settle(&self, handler: &str, settlements: &[Settlement]) -> Result<Vec<bool>, Error> {
-        self.inner.settle(handler, settlements).await
+        Box::pin(self.inner.settle(handler, settlements)).await
     }
 
     async fn once(&self, tx: &mut PgConnection, handler: &str, id: &str) -> Result<Once, Error> {
-        self.inner.once(tx, handler, id).await
+        Box::pin(self.inner.once(tx, handler, id)).await
     }
 
     async fn publish(&self, tx: &mut PgConnection, messages: &[Message]) -> Result<(), Error> {
-        self.inner.publish(tx, messages).await
+        Box::pin(self.inner.publish(tx, messages)).await
     }
 
     async fn lease_outgoing(&self, ask: &AskOutgoing<'_>) -> Result<Vec<Outgoing>, Error> {
-        self.inner.lease_outgoing(ask).await
+        Box::pin(self.inner.lease_outgoing(ask)).await
     }
 
     async fn settle_outgoing(
@@ -275,63 +277,63 @@ impl Store for PgStore {
         results: &[Sent],
         release: bool,
     ) -> Result<(), Error> {
-        self.inner.settle_outgoing(sink, token, results, release).await
+        Box::pin(self.inner.settle_outgoing(sink, token, results, release)).await
     }
 
     async fn set_paused(&self, handler: &str, paused: bool) -> Result<bool, Error> {
-        self.inner.set_paused(handler, paused).await
+        Box::pin(self.inner.set_paused(handler, paused)).await
     }
 
     async fn forget(&self, handler: &str) -> Result<bool, Error> {
-        self.inner.forget(handler).await
+        Box::pin(self.inner.forget(handler)).await
     }
 
     async fn deliveries(&self, filter: &DeliveryFilter) -> Result<Vec<DeliveryInfo>, Error> {
-        self.inner.deliveries(filter).await
+        Box::pin(self.inner.deliveries(filter)).await
     }
 
     async fn replay(&self, filter: &DeliveryFilter) -> Result<u64, Error> {
-        self.inner.replay(filter).await
+        Box::pin(self.inner.replay(filter)).await
     }
 
     async fn discard(&self, filter: &DeliveryFilter, reason: &str) -> Result<u64, Error> {
-        self.inner.discard(filter, reason).await
+        Box::pin(self.inner.discard(filter, reason)).await
     }
 
     async fn replay_outgoing(&self, sink: &str) -> Result<u64, Error> {
-        self.inner.replay_outgoing(sink).await
+        Box::pin(self.inner.replay_outgoing(sink)).await
     }
 
     async fn conflicts(&self, limit: usize) -> Result<Vec<Conflict>, Error> {
-        self.inner.conflicts(limit).await
+        Box::pin(self.inner.conflicts(limit)).await
     }
 
     async fn handlers(&self) -> Result<Vec<HandlerStatus>, Error> {
-        self.inner.handlers().await
+        Box::pin(self.inner.handlers()).await
     }
 
     async fn outbox(&self) -> Result<Vec<OutboxStatus>, Error> {
-        self.inner.outbox().await
+        Box::pin(self.inner.outbox()).await
     }
 
     async fn add_counts(&self, counts: &[Count]) -> Result<(), Error> {
-        self.inner.add_counts(counts).await
+        Box::pin(self.inner.add_counts(counts)).await
     }
 
     async fn counts(&self) -> Result<Vec<Count>, Error> {
-        self.inner.counts().await
+        Box::pin(self.inner.counts()).await
     }
 
     async fn purge(&self, retention: &Retention) -> Result<Purged, Error> {
-        self.inner.purge(retention).await
+        Box::pin(self.inner.purge(retention)).await
     }
 
     async fn announce(&self) -> Result<(), Error> {
-        self.inner.announce().await
+        Box::pin(self.inner.announce()).await
     }
 
     async fn listen(&self, wake: Wake) -> Result<(), Error> {
-        self.inner.listen(wake).await
+        Box::pin(self.inner.listen(wake)).await
     }
 
     fn is_transient(&self, error: &(dyn StdError + 'static)) -> bool {

@@ -204,8 +204,9 @@ impl<W: Way> Subject for SubjectBy<W> {
     }
 
     async fn effects(&self) -> Vec<Effect> {
-        // In a transaction, because a pooler may run a statement elsewhere than it was prepared.
-        let mut tx = self.pool.begin().await.unwrap();
+        // In a transaction, because a pooler may run a statement elsewhere than it was prepared. At read committed
+        // whatever the session's default, because a reader must not be asked to try again.
+        let mut tx = self.pool.begin_with("begin isolation level read committed").await.unwrap();
         let rows = Self::query("select id, handler, note from ledger order by number")
             .fetch_all(&mut *tx)
             .await

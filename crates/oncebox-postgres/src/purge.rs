@@ -43,10 +43,7 @@ impl Inner {
             let query = self.sql.purge_counter.query().bind(self.shift()).bind(step);
             Ok(query.execute(&mut *connection).await?.rows_affected())
         })?;
-        let counted = autocommit!(self, |connection| {
-            let row = self.sql.fold_tally.query().bind(step).fetch_one(&mut *connection).await?;
-            amount(&row, 0)
-        })?;
+        let counted = self.fold_tally(step).await?;
         Ok(Purged {
             ids,
             messages,
@@ -54,6 +51,14 @@ impl Inner {
             more: [ids, messages, discarded, attempts, conflicts, counters, counted]
                 .iter()
                 .any(|count| *count >= full),
+        })
+    }
+
+    /// Adds up what the function `receive` has counted.
+    async fn fold_tally(&self, step: i64) -> Result<u64, Error> {
+        autocommit!(self, |connection| {
+            let row = self.sql.fold_tally.query().bind(step).fetch_one(&mut *connection).await?;
+            amount(&row, 0)
         })
     }
 

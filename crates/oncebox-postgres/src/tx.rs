@@ -193,7 +193,8 @@ impl Connection for PgTransaction {
             return;
         }
         // A statement is still running on the server, and closing the connection would leave it there with its locks.
-        if let Err(error) = end_session(&self.pool, &self.revoke, self.session).await {
+        // Boxed, because it is rare and every handler's future would have room for it.
+        if let Err(error) = Box::pin(end_session(&self.pool, &self.revoke, self.session)).await {
             tracing::warn!(pid = self.session.pid, %error, "a transaction that did not roll back could not be ended");
         }
     }

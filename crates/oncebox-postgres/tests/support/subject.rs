@@ -204,13 +204,17 @@ impl<W: Way> Subject for SubjectBy<W> {
     }
 
     async fn effects(&self) -> Vec<Effect> {
-        // In a transaction, because a pooler may run a statement elsewhere than it was prepared.
-        let mut tx = self.pool.begin().await.unwrap();
-        let rows = Self::query("select id, handler, note from ledger order by number")
-            .fetch_all(&mut *tx)
-            .await
-            .unwrap();
-        tx.commit().await.unwrap();
+        // In a transaction, because a pooler may run a statement elsewhere than it was prepared. At read committed
+        // whatever the session's default, because a reader must not be asked to try again. Boxed, because the cases
+        // hold it on stacks that are small for unoptimized futures.
+        let read = Box::pin(async {
+            let mut tx = self.pool.begin_with("begin isolation level read committed").await?;
+            let rows = Self::query("select id, handler, note from ledger order by number");
+            let rows = rows.fetch_all(&mut *tx).await?;
+            tx.commit().await?;
+            Ok::<_, sqlx::Error>(rows)
+        });
+        let rows = read.await.unwrap();
         rows.iter().map(|row| Effect { id: row.get(0), handler: row.get(1), note: row.get(2) }).collect()
     }
 

@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../languages/postgres.rs"]
+mod postgres;
 #[path = "../languages/scenario.rs"]
 mod scenario;
 
 use std::process::Command;
 
+use postgres::PgShop;
 use scenario::Program;
 
 fn program(name: &'static str, file: &'static str) -> Program {
@@ -20,15 +23,15 @@ fn program(name: &'static str, file: &'static str) -> Program {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokio_postgres_has_each_effect_once() {
-    scenario::play(program("tokio-postgres", env!("CARGO_BIN_EXE_shop_tokio_postgres"))).await;
+    scenario::play::<PgShop>(program("tokio-postgres", env!("CARGO_BIN_EXE_shop_tokio_postgres"))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn diesel_has_each_effect_once() {
-    scenario::play(program("diesel", env!("CARGO_BIN_EXE_shop_diesel"))).await;
+    scenario::play::<PgShop>(program("diesel", env!("CARGO_BIN_EXE_shop_diesel"))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sea_orm_has_each_effect_once() {
-    scenario::play(program("sea-orm", env!("CARGO_BIN_EXE_shop_sea_orm"))).await;
+    scenario::play::<PgShop>(program("sea-orm", env!("CARGO_BIN_EXE_shop_sea_orm"))).await;
 }

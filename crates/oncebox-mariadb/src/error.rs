@@ -62,6 +62,8 @@ pub(crate) fn is_usable_after(error: &sqlx::Error) -> bool {
 
 /// The session to be ended is not there.
 pub(crate) const NO_SESSION: u16 = 1094;
+/// The user may not use or make the database.
+pub(crate) const DENIED_DATABASE: u16 = 1044;
 pub(crate) const NO_DATABASE: u16 = 1049;
 pub(crate) const NO_TABLE: u16 = 1146;
 

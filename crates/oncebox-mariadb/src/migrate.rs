@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection, Row};
 
-use crate::error::{NO_DATABASE, NO_TABLE, Problem, classify};
+use crate::error::{DENIED_DATABASE, NO_DATABASE, NO_TABLE, Problem, classify};
 use crate::rows::{text, timestamp};
 use crate::sql::{
     CREATE_SCHEMA, DROP_SCHEMA, MIGRATION_LOCK, MIGRATION_UNLOCK, SCHEMA_EXISTS, Schema, Sql, Statement,
@@ -161,7 +161,7 @@ impl Inner {
     ) -> Result<Vec<String>, Problem> {
         let found = self.read_catalog(connection, &self.options.schema).await?;
         let create = Statement::render(CREATE_SCHEMA, fresh).text(0);
-        run_text(connection, create.to_string()).await?;
+        run_text(connection, create.to_string()).await.map_err(may_not_make_schema)?;
         let table = Statement::render(include_str!("sql/migration_table.sql"), fresh).text(0);
         run_text(connection, table.to_string()).await?;
         for migration in migrations {
@@ -380,6 +380,17 @@ async fn read_applied(connection: &mut MySqlConnection, sql: &Sql) -> Result<Vec
             })
         })
         .collect()
+}
+
+/// A user who only runs handlers may not.
+fn may_not_make_schema(error: sqlx::Error) -> Problem {
+    let problem = Problem::Driver(error);
+    if problem.number() != Some(DENIED_DATABASE) {
+        return problem;
+    }
+    let text = "drift is found by comparing with a schema that is made and dropped again, and this user may not make \
+                one; ask with the user that migrates";
+    Error::caused(ErrorKind::Schema, text, problem.into_error()).into()
 }
 
 fn check(applied: &[Applied]) -> Result<(), Error> {

@@ -6,6 +6,5 @@
 mod sessions;
 mod subject;
 
-pub(crate) use subject::MariaSubject;
 #[allow(unused_imports, reason = "not every test file that shares this one asks")]
-pub(crate) use subject::deadlock;
+pub(crate) use subject::{MariaSubject, Owner, SubjectBy, Way, deadlock};

@@ -1,7 +1,9 @@
 //! A schema with the store's tables and one with the user's.
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::io::Write;
+use std::marker::PhantomData;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -19,11 +21,33 @@ use super::sessions::{OpenTransaction, open_transactions};
 /// The address of the server; without it nothing is tested.
 const ADDRESS: &str = "ONCEBOX_TEST_MARIADB";
 
+/// What the guide says to grant to a user that runs handlers, for the schema `oncebox` and the user `shop_runner`.
+const GRANTS: &str = include_str!("../../../../examples/languages/roles/runner_mariadb.sql");
+
+/// How the store gets to its tables.
+pub(crate) trait Way: Send + Sync + fmt::Debug + 'static {
+    /// With a user that owns nothing and has only what the guide grants.
+    const RUNTIME_ROLE: bool;
+}
+
+/// As the user that has made the tables.
+#[derive(Debug)]
+pub(crate) struct Owner;
+
+impl Way for Owner {
+    const RUNTIME_ROLE: bool = false;
+}
+
+pub(crate) type MariaSubject = SubjectBy<Owner>;
+
 /// A store in a schema of its own. Its sessions are known by their default schema, which is the user's.
 #[derive(Debug)]
-pub(crate) struct MariaSubject {
+pub(crate) struct SubjectBy<W> {
+    way: PhantomData<W>,
     name: String,
     options: MySqlConnectOptions,
+    // With the rights to make the schema and to clean up.
+    plain: MySqlConnectOptions,
     // What every session of the pool is set to first.
     settings: &'static str,
     pool: MySqlPool,
@@ -34,14 +58,35 @@ pub(crate) struct MariaSubject {
 
 type BoxError = Box<dyn StdError + Send + Sync>;
 
-impl MariaSubject {
+impl<W: Way> SubjectBy<W> {
     fn new(url: &str, name: String, owned: bool) -> Self {
-        let options = MySqlConnectOptions::from_str(url)
+        let plain = MySqlConnectOptions::from_str(url)
             .unwrap()
             .database(&user_schema(&name))
             .disable_statement_logging();
+        let options = if W::RUNTIME_ROLE { plain.clone().username(&name) } else { plain.clone() };
         let pool = MySqlPoolOptions::new().max_connections(8).connect_lazy_with(options.clone());
-        Self { name, options, settings: "", pool, clock: ClockShift::default(), owned }
+        Self {
+            way: PhantomData,
+            name,
+            options,
+            plain,
+            settings: "",
+            pool,
+            clock: ClockShift::default(),
+            owned,
+        }
+    }
+
+    /// Makes the user of the same name and grants it what the guide says, and its own tables.
+    async fn create_user(&self, connection: &mut MySqlConnection) {
+        let (name, user) = (&self.name, user_schema(&self.name));
+        let grants = GRANTS.replace(" oncebox.", &format!(" {name}.")).replace("shop_runner", name);
+        let create = format!(
+            "create user {name}; grant select, insert, update, delete on {user}.* to {name};
+             grant insert on oncebox_late.* to {name}; {grants}"
+        );
+        sqlx::raw_sql(AssertSqlSafe(create)).execute(connection).await.unwrap();
     }
 
     /// A subject whose sessions have these settings.
@@ -82,7 +127,7 @@ impl MariaSubject {
     /// The transactions its sessions have open.
     #[allow(dead_code, reason = "not every test file that shares this one asks")]
     pub(crate) async fn transactions(&self) -> Vec<OpenTransaction> {
-        let mut connection = outside(&self.options).await.unwrap();
+        let mut connection = outside(&self.plain).await.unwrap();
         open_transactions(&mut connection, &user_schema(&self.name)).await
     }
 
@@ -100,7 +145,7 @@ async fn outside(options: &MySqlConnectOptions) -> Result<MySqlConnection, sqlx:
     options.clone().database("mysql").connect().await
 }
 
-impl Subject for MariaSubject {
+impl<W: Way> Subject for SubjectBy<W> {
     type Store = MariaStore;
     type Own = Transaction<'static, MySql>;
 
@@ -124,11 +169,16 @@ impl Subject for MariaSubject {
              create table {user}.weight (id int) engine = innodb",
             user = user_schema(&subject.name)
         );
-        let mut connection = outside(&subject.options).await.unwrap();
+        let mut connection = outside(&subject.plain).await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(tables)).execute(&mut connection).await.unwrap();
         make_late_table(&mut connection).await.unwrap();
+        let owner = MySqlPoolOptions::new().max_connections(1).connect_lazy_with(subject.plain.clone());
+        MariaStore::new(owner.clone()).schema(&subject.name).unwrap().migrate().await.unwrap();
+        owner.close().await;
+        if W::RUNTIME_ROLE {
+            subject.create_user(&mut connection).await;
+        }
         connection.close().await.unwrap();
-        subject.store().migrate().await.unwrap();
         Some(subject)
     }
 
@@ -232,7 +282,7 @@ impl Subject for MariaSubject {
     }
 
     async fn stuck_transactions(&self) -> usize {
-        let mut connection = outside(&self.options).await.unwrap();
+        let mut connection = outside(&self.plain).await.unwrap();
         let started = Instant::now();
         loop {
             let open = open_transactions(&mut connection, &user_schema(&self.name)).await;
@@ -244,12 +294,12 @@ impl Subject for MariaSubject {
     }
 }
 
-impl Drop for MariaSubject {
+impl<W> Drop for SubjectBy<W> {
     fn drop(&mut self) {
         if !self.owned {
             return;
         }
-        let options = self.options.clone();
+        let options = self.plain.clone();
         let name = self.name.clone();
         // Another thread with a runtime of its own, because this one may be in the middle of a panic.
         let removed = std::thread::spawn(move || {
@@ -262,7 +312,7 @@ impl Drop for MariaSubject {
     }
 }
 
-/// Ends the subject's sessions and drops its schemas.
+/// Ends the subject's sessions and drops its schemas and its user.
 async fn remove(options: MySqlConnectOptions, name: &str) -> Result<(), sqlx::Error> {
     let mut connection = outside(&options).await?;
     let sessions = sqlx::query("select id from information_schema.processlist where db = ?")
@@ -275,7 +325,8 @@ async fn remove(options: MySqlConnectOptions, name: &str) -> Result<(), sqlx::Er
         let _ = connection.execute(AssertSqlSafe(format!("kill connection {id}"))).await;
     }
     let drop = format!(
-        "set lock_wait_timeout = 10; drop database if exists {name}; drop database if exists {}",
+        "set lock_wait_timeout = 10; drop database if exists {name}; drop database if exists {}; \
+         drop user if exists {name}",
         user_schema(name)
     );
     sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut connection).await?;

@@ -1,6 +1,7 @@
 //! The store suite under a user that owns nothing and has only what the guide grants, and what such users cannot do.
 
 #![allow(clippy::unwrap_used)]
+#![allow(clippy::duplicate_mod, reason = "both of the shared modules look at sessions")]
 
 mod common;
 // Shared with the other suites, which use more of it.

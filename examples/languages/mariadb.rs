@@ -33,7 +33,7 @@ impl Shop for MariaShop {
     type Driver = MySql;
 
     const ADDRESS: &'static str = "ONCEBOX_TEST_MARIADB";
-    // MariaDB cannot wake a runner in another process.
+    // MariaDB has no notifications; the runner asks.
     const POLL_EVERY: Duration = Duration::from_millis(50);
 
     async fn create(address: &str) -> Self {

@@ -38,7 +38,7 @@ enum Action {
     Up,
     /// List every migration and whatever is not as they made it; exit code 1 when something is pending or different.
     Status,
-    /// Write the SQL that makes everything in an empty database, for people who run their own migrations.
+    /// Write the SQL that makes everything in an empty database, for psql, mariadb or sqlite3.
     Print,
 }
 

@@ -30,7 +30,7 @@ begin
     declare millis char(12) character set ascii;
     declare random char(20) character set ascii;
     set millis = lpad(lower(hex({schema}.clock_micros() div 1000)), 12, '0');
-    set random = lower(hex(random_bytes(10)));
+    set random = left(sha2(concat(uuid(), rand(), connection_id()), 256), 20);
     return concat_ws('-', left(millis, 8), substr(millis, 9), concat('7', substr(random, 1, 3)),
         concat(substr('89ab', 1 + conv(substr(random, 4, 1), 16, 10) % 4, 1), substr(random, 5, 3)),
         substr(random, 8, 12));
@@ -126,7 +126,8 @@ not deterministic modifies sql data sql security invoker
 begin
     declare own binary(16) default {schema}.digest(concat(cast(handler as binary), x'01', cast(id as binary)));
     -- A number of this call alone: a row that carries it was written here.
-    declare mark bigint default -1 - cast(conv(hex(random_bytes(7)), 16, 10) as signed);
+    declare mark bigint default
+        -1 - cast(conv(left(sha2(concat(uuid(), rand(), connection_id()), 256), 14), 16, 10) as signed);
     declare found bigint;
     call {schema}.check_text('handler', cast(handler as binary), 1, 100);
     call {schema}.check_text('id', cast(id as binary), 1, 512);

@@ -241,7 +241,7 @@ async fn the_printed_sql_makes_an_empty_mariadb_schema_ready() {
     let (code, report) = status(&url, &schema);
     assert_eq!(
         (code, &report["drift"]),
-        (1, &serde_json::json!(["column `log.extra` was added", "function `once` is missing"])),
+        (1, &serde_json::json!(["function `once` is missing", "column `log.extra` was added"])),
         "{report}"
     );
     let left = "select count(*) from information_schema.schemata where schema_name like 'oncebox_fresh%'";

@@ -66,8 +66,9 @@ begin
     end if;
 end;
 
--- Headers as the library reads them: a list of [name, value], a value that is not UTF-8 as {"base64": "…"}; or an object
--- of names and values.
+-- Headers as the library keeps them: a list of [name, value], a value that is not UTF-8 as {"base64": "…"}.
+-- Takes that form, and an object of names and values. Written anew, because MariaDB reads JSON that others refuse, and a
+-- row that the library cannot read would stop its lane.
 create or replace function {schema}.stored_headers(headers longtext character set utf8mb4)
 returns longtext character set utf8mb4
 not deterministic no sql sql security invoker
@@ -75,6 +76,7 @@ begin
     declare is_list boolean default json_valid(headers) and json_type(headers) = 'ARRAY';
     declare all_names longtext character set utf8mb4;
     declare name, value longtext character set utf8mb4;
+    declare stored longtext character set utf8mb4 default '';
     declare place, bytes int default 0;
     declare is_good boolean default json_valid(headers) and json_type(headers) in ('ARRAY', 'OBJECT');
     if headers is null or (json_valid(headers) and json_type(headers) = 'NULL') then
@@ -95,13 +97,21 @@ begin
             set value = json_extract(headers, concat('$.', json_quote(name)));
         end if;
         if is_good and json_type(value) = 'OBJECT' then
+            set is_good = json_length(value) = 1;
             set value = json_extract(value, '$.base64');
-            set is_good = coalesce(json_type(value) = 'STRING' and from_base64(json_unquote(value)) is not null, false);
+            set is_good = coalesce(
+                is_good and json_type(value) = 'STRING' and from_base64(json_unquote(value)) is not null, false
+            );
             set bytes = bytes + coalesce(octet_length(from_base64(json_unquote(value))), 0);
+            -- In lines of 76 letters, which others refuse.
+            set value = concat('{"base64":"', replace(to_base64(from_base64(json_unquote(value))), '\n', ''), '"}');
         else
             set is_good = coalesce(is_good and json_type(value) = 'STRING', false);
             set bytes = bytes + coalesce(octet_length(json_unquote(value)), 0);
+            set value = json_quote(json_unquote(value));
         end if;
+        set stored = concat(stored, if(place > 0, ',', ''), '[', json_quote(name), ',', value, ']');
+        set is_good = is_good and stored is not null;
         set bytes = bytes + coalesce(octet_length(name), 0);
         set place = place + 1;
     end while;
@@ -115,7 +125,7 @@ begin
     if json_length(headers) = 0 then
         return '';
     end if;
-    return headers;
+    return concat('[', stored, ']');
 end;
 
 -- 1 the first time that handler and id are committed, else 0; waits for a rival that has not ended yet.
@@ -135,7 +145,7 @@ begin
     values (own, x'00000000000000000000000000000000', {schema}.clock_micros(), mark)
     on duplicate key update seq = {schema}.seen.seq;
     -- A snapshot of the caller's may be too old to show a rival's row; then it is not ours.
-    select s.seq into found from {schema}.seen s where s.identity = own;
+    select max(s.seq) into found from {schema}.seen s where s.identity = own;
     return coalesce(found = mark, false);
 end;
 
@@ -151,6 +161,10 @@ begin
     declare now_at bigint default {schema}.clock_micros();
     declare due bigint default timestampdiff(microsecond, timestamp'1970-01-01 00:00:00', not_before);
     declare own longtext character set utf8mb4 default coalesce(id, {schema}.fresh_id());
+    -- The library's clock ends there; and a date that is none must not mean "at once".
+    if not_before is not null and coalesce(due > 253402207200999999, true) then
+        signal sqlstate '45000' set message_text = 'not_before of a message is no time before the year 9999; null means at once';
+    end if;
     call {schema}.check_text('id', cast(own as binary), 1, 512);
     call {schema}.check_text('kind', cast(kind as binary), 1, 255);
     call {schema}.check_text('sink', cast(sink as binary), 0, 255);
@@ -205,9 +219,16 @@ begin
     set own_fingerprint = {schema}.digest(concat(cast(kind as binary), x'00', payload));
     -- A copy is recognised without the lock on the head row. The unique key below still decides. `select into` and not
     -- `set`, in which InnoDB would lock what it reads.
-    select s.fingerprint into known from {schema}.seen s where s.identity = own;
+    select max(s.fingerprint) into known from {schema}.seen s where s.identity = own;
+    if known is not null and @@tx_isolation = 'READ-UNCOMMITTED' then
+        -- It may be a row that is rolled back yet; this waits.
+        select max(s.fingerprint) into known from {schema}.seen s where s.identity = own lock in share mode;
+    end if;
     if known is null then
         update {schema}.head h set h.seq = last_insert_id(h.seq + 1) where h.one = 1;
+        if row_count() <> 1 then
+            signal sqlstate '45000' set message_text = 'the row of `head` is missing; restore it from a backup';
+        end if;
         set place = last_insert_id();
         set own_lane = {schema}.lane_of(cast(coalesce(message_key, id) as binary));
         insert into {schema}.seen (identity, fingerprint, seen_at, seq, lane)

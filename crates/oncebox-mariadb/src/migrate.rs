@@ -103,6 +103,8 @@ impl Inner {
         for migration in MIGRATIONS {
             self.apply(&mut lent, migration).await.map_err(Problem::into_error)?;
         }
+        // A pool without autocommit would keep the last note to itself.
+        run_text(&mut lent, crate::sql::COMMIT.to_owned()).await.map_err(classify)?;
         sqlx::query(MIGRATION_UNLOCK).bind(&lock).execute(&mut *lent).await.map_err(classify)?;
         lent.give_back();
         Ok(())
@@ -278,6 +280,7 @@ struct Settings {
     sync_binary_log: i64,
     binary_log_format: String,
     cluster: bool,
+    isolation: String,
 }
 
 impl Settings {
@@ -292,6 +295,7 @@ impl Settings {
             sync_binary_log: row.try_get(6)?,
             binary_log_format: text(row, 7)?,
             cluster: row.try_get(8)?,
+            isolation: text(row, 9)?,
         })
     }
 
@@ -310,6 +314,12 @@ impl Settings {
         if self.cluster {
             return Err(Error::invalid(
                 "the server is a node of a Galera cluster, which has no XA transactions; use a server without wsrep_on",
+            ));
+        }
+        if self.isolation == "READ-UNCOMMITTED" {
+            return Err(Error::invalid(
+                "the pool's sessions read what others have not committed (transaction_isolation = READ-UNCOMMITTED), and \
+                 would take a message that is rolled back for a known one; set it to READ-COMMITTED",
             ));
         }
         if !self.autocommit {
@@ -438,6 +448,7 @@ mod tests {
             sync_binary_log: 1,
             binary_log_format: "MIXED".to_owned(),
             cluster: false,
+            isolation: "REPEATABLE-READ".to_owned(),
         }
     }
 

@@ -146,7 +146,8 @@ pub(crate) fn migration_row(schema: &Schema, version: i32, name: &str, checksum:
     let now = now(0);
     format!(
         "insert into {}.migration (version, name, checksum, applied_at)\n\
-         values ({version}, '{name}', '{checksum}', {now});\n",
+         values ({version}, '{name}', '{checksum}', {now})\n\
+         on duplicate key update version = version;\n",
         schema.quoted()
     )
 }

@@ -324,6 +324,10 @@ async fn both_refuse_the_same_messages_and_name_the_field() {
             ("select {schema}.publish('k', 'x', null, null, '[[\"a\",1]]', null)", "headers"),
             ("select {schema}.publish('k', 'x', null, null, '{\"a\":null}', null)", "headers"),
             ("select {schema}.publish('k', 'x', null, null, '{\"a\":{\"b\":\"c\"}}', null)", "headers"),
+            ("select {schema}.publish('k', 'x', null, null, '{\"a\":{\"base64\":\"QQ==\",\"x\":1e999}}', null)", "headers"),
+            ("select {schema}.publish('k', 'x', null, null, '{\"a\":\"1\",\"a\":\"2\"}', null)", "headers"),
+            ("select {schema}.publish('k', 'x', null, null, null, '9999-12-31')", "not_before"),
+            ("select {schema}.publish('k', 'x', null, null, null, '0000-00-00')", "not_before"),
         ] {
             let error = connection.execute(scratch.call(call)).await.unwrap_err();
             let error = error.as_database_error().unwrap();
@@ -360,6 +364,67 @@ async fn headers_may_be_an_object_and_an_id_is_made() {
         }
         let left = "select count(*) from {schema}.outbox where id = 'empty' and headers = '' and payload = ''";
         assert_eq!(scratch.number(left).await, 4);
+    })
+    .await;
+}
+
+/// MariaDB reads JSON that others refuse. A row the library could not read would stop its lane for good.
+#[tokio::test]
+async fn headers_that_only_mariadb_can_read_are_stored_so_that_the_library_can() {
+    common::with_store(async |scratch| {
+        scratch.register("h", false).await;
+        let long = "json_object('sig', json_object('base64', to_base64(repeat('x', 200))))";
+        for (number, headers) in
+            [long, r#"'{"a":{"base64":"QR=="}}'"#, r#"'{"p":"C:\\dir"}'"#, r#"'[["a","1"],["a","2"]]'"#]
+                .iter()
+                .enumerate()
+        {
+            let call = format!("select {{schema}}.receive('s', '{number}', 'k', 'x', 'key', {headers})");
+            let answer: String =
+                sqlx::query(scratch.call(&call)).fetch_one(&scratch.pool).await.unwrap().get(0);
+            assert_eq!(answer, "new", "{headers}");
+        }
+        let (_, batch) = scratch.read("h", false).await;
+        let messages: Vec<&Message> = batch.rows.iter().filter_map(|row| row.message.as_ref()).collect();
+        assert_eq!(messages.len(), 4);
+        assert_eq!(messages[0].headers.get("sig").unwrap()[..], *"x".repeat(200).as_bytes());
+        assert_eq!(messages[1].headers.text("a"), Some("A"));
+        assert_eq!(messages[3].headers.len(), 2);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dirty_read_is_no_duplicate() {
+    common::with_store(async |scratch| {
+        let message = Message::new("order", "x").id("1");
+        let mut rival = scratch.pool.begin().await.unwrap();
+        assert_eq!(scratch.receive_on(&mut rival, &message).await.unwrap(), "new");
+        let mut second = scratch.pool.acquire().await.unwrap();
+        second.execute("set session transaction isolation level read uncommitted").await.unwrap();
+        let waiting = async { scratch.receive_on(&mut second, &message).await.unwrap() };
+        let end = async {
+            scratch.until_waiting().await;
+            rival.rollback().await.unwrap();
+        };
+        let (answer, ()) = tokio::join!(waiting, end);
+        assert_eq!(answer, "new");
+        assert_eq!(scratch.number("select count(*) from {schema}.log").await, 1);
+
+        let pool = sqlx::mysql::MySqlPoolOptions::new()
+            .max_connections(1)
+            .after_connect(|connection, _| {
+                Box::pin(async move {
+                    connection.execute("set session transaction isolation level read uncommitted").await?;
+                    Ok(())
+                })
+            })
+            .connect_with(scratch.pool.connect_options().as_ref().clone())
+            .await
+            .unwrap();
+        let store = oncebox_mariadb::MariaStore::new(pool).schema(&scratch.schema).unwrap();
+        let error = store.register(&[]).await.unwrap_err();
+        assert!(error.to_string().contains("READ-UNCOMMITTED"), "{error}");
     })
     .await;
 }

@@ -147,8 +147,9 @@ create function {schema}.stored_time(at timestamptz) returns bigint
 language plpgsql immutable
 as $$
 begin
-    if not isfinite(at) then
-        raise exception 'not_before of a message is %; give it a time, or null for at once', at
+    -- The library's clock ends there; a row it cannot read would stop its lane.
+    if not isfinite(at) or at > '9999-12-30 22:00:00+00' then
+        raise exception 'not_before of a message is %; give it a time before the year 9999, or null for at once', at
             using errcode = 'invalid_parameter_value';
     end if;
     return (extract(epoch from at) * 1000000)::bigint;

@@ -175,7 +175,8 @@ impl Inner {
             self.read_some(tx, read, &open, &positions, quota, &mut found).await?;
             let mut counts: HashMap<u16, usize> = HashMap::new();
             for row in &found[from..] {
-                positions.insert(row.lane, row.seq);
+                let position = positions.entry(row.lane).or_insert(row.seq);
+                *position = row.seq.max(*position);
                 *counts.entry(row.lane).or_default() += 1;
             }
             open.retain(|bound| counts.get(&bound.lane).is_some_and(|count| *count >= quota));

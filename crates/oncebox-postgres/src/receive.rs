@@ -82,7 +82,11 @@ impl Inner {
         }
         let query = bind_arrivals(self.sql.receive_new.query().bind(self.shift()), arrivals.iter());
         match query.execute(&mut *connection).await.map_err(Problem::from) {
-            Ok(_) => Ok(true),
+            Ok(done) if done.rows_affected() == arrivals.len() as u64 => Ok(true),
+            Ok(_) => {
+                let text = "messages were not stored; is the row of `head` missing? restore it from a backup";
+                Err(Error::new(oncebox_core::ErrorKind::Store, text).into())
+            }
             Err(problem) if problem.code().as_deref() == Some("23505") => Ok(false),
             Err(problem) => Err(problem),
         }

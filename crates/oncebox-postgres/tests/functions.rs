@@ -351,6 +351,7 @@ async fn both_refuse_the_same_messages_and_name_the_field() {
             ("select {schema}.publish_to(null, 'k', 'x')", "sink"),
             ("select {schema}.publish(null, 'x')", "kind"),
             ("select {schema}.publish('k', 'x', not_before => 'infinity')", "not_before"),
+            ("select {schema}.receive('s', '1', 'k', 'x', not_before => '9999-12-31')", "not_before"),
             ("select {schema}.publish('k', 'x', headers => '7')", "headers"),
             ("select {schema}.publish('k', 'x', headers => '[1]')", "header"),
             ("select {schema}.publish('k', 'x', headers => '[[\"a\"]]')", "header"),

@@ -38,6 +38,16 @@ async fn each_id_is_new_once_and_other_bytes_are_a_conflict() {
 }
 
 #[tokio::test]
+async fn nothing_is_answered_as_new_that_was_not_stored() {
+    common::with_store(async |scratch| {
+        scratch.sql("delete from {schema}.head").await;
+        let error = scratch.store.receive(&arrivals(vec![message("a")])).await.unwrap_err();
+        assert!(error.to_string().contains("head"), "{error}");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn seq_follows_the_order_of_arrival_and_bytes_come_out_as_they_went_in() {
     common::with_store(async |scratch| {
         scratch.register("h", false).await;

@@ -218,8 +218,13 @@ begin
     set own = {schema}.digest(concat(cast(own_scope as binary), x'00', cast(id as binary)));
     set own_fingerprint = {schema}.digest(concat(cast(kind as binary), x'00', payload));
     -- A copy is recognised without the lock on the head row. The unique key below still decides. `select into` and not
-    -- `set`, in which InnoDB would lock what it reads.
-    select max(s.fingerprint) into known from {schema}.seen s where s.identity = own;
+    -- `set`, in which InnoDB would lock what it reads. Where it locks even so, callers that look before they lock the
+    -- head row would wait for each other in a circle, so there nobody looks first.
+    if @@tx_isolation in ('READ-COMMITTED', 'READ-UNCOMMITTED')
+        or (@@tx_isolation = 'REPEATABLE-READ' and (not @@log_bin or @@binlog_format = 'ROW'))
+    then
+        select max(s.fingerprint) into known from {schema}.seen s where s.identity = own;
+    end if;
     if known is not null and @@tx_isolation = 'READ-UNCOMMITTED' then
         -- It may be a row that is rolled back yet; this waits.
         select max(s.fingerprint) into known from {schema}.seen s where s.identity = own lock in share mode;

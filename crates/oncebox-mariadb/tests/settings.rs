@@ -61,6 +61,26 @@ async fn a_binary_log_that_is_not_synced_or_not_possible_is_refused() {
     assert!(error.to_string().contains("sync_binlog"), "{error}");
     pool.execute("set global sync_binlog = 1").await.unwrap();
     store.register(&[]).await.unwrap();
+    // Also for SQL callers at MariaDB's own level, at which it locks what a function looks at.
+    for level in ["repeatable read", "serializable", "read committed"] {
+        let calls = (0..40).map(|call| {
+            let pool = pool.clone();
+            async move {
+                let mut tx = pool
+                    .begin_with(sqlx::AssertSqlSafe(format!(
+                        "set transaction isolation level {level}; begin"
+                    )))
+                    .await?;
+                let receive = "select oncebox.receive('s', ?, 'unwanted', 'x', null, null)";
+                let id = format!("{level} {}", call % 10);
+                let answer: String = sqlx::query_scalar(receive).bind(id).fetch_one(&mut *tx).await?;
+                tx.commit().await?;
+                Ok::<_, sqlx::Error>(answer)
+            }
+        });
+        let answers = futures_util::future::try_join_all(calls).await.unwrap();
+        assert_eq!(answers.iter().filter(|answer| *answer == "new").count(), 10, "{level}");
+    }
     // And with it on, everything works.
     let inbox = Inbox::new(store.clone());
     let message = || Message::new("order", "x").id("a");

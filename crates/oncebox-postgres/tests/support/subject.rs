@@ -239,7 +239,9 @@ impl<W: Way> Subject for SubjectBy<W> {
     }
 
     async fn begin(&self) -> Transaction<'static, Postgres> {
-        self.pool.begin().await.unwrap()
+        // At read committed whatever the session's default: a caller who chooses a stricter level must be ready to run
+        // his transaction again (40001), and the cases are not.
+        self.pool.begin_with("begin isolation level read committed").await.unwrap()
     }
 
     async fn commit(own: Transaction<'static, Postgres>) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncebox_core::{Counter, Error, Inbox, Message, Relay, SendFailure, Sink, Store, run};
+use oncebox_core::{Counter, Error, ErrorKind, Inbox, Message, Relay, SendFailure, Sink, Store, run};
 use tokio::sync::Notify;
 
 use super::fixtures::{HOUR, killed_at, start, ten_seconds};
@@ -148,11 +148,17 @@ pub async fn two_relays_at_once_keep_the_order_of_each_key<T: Subject>(subject: 
     let one = start(run(Inbox::new(subject.store())).relay(relay()).poll_every(poll));
     let two = start(run(Inbox::new(subject.reopen().await)).relay(relay()).poll_every(poll));
     for lot in 0..30 {
-        let mut own = subject.begin().await;
         let messages: Vec<Message> =
             keys.iter().map(|key| Message::new("x", "x").id(format!("{key}-{lot:02}")).key(key)).collect();
-        subject.store().publish(&mut own, &messages).await.unwrap();
-        T::commit(own).await;
+        loop {
+            let mut own = subject.begin().await;
+            match subject.store().publish(&mut own, &messages).await {
+                Ok(()) => break T::commit(own).await,
+                // At strict isolation levels the database may ask any caller for his transaction again.
+                Err(error) if error.kind() == ErrorKind::Contention => T::rollback(own).await,
+                Err(error) => panic!("{error}"),
+            }
+        }
     }
     until("everything is sent", || async { broker.sent().len() >= 180 }).await;
     one.stop().await;

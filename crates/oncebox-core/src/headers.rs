@@ -40,6 +40,11 @@ impl Headers {
         self.push(name, value);
     }
 
+    /// Keeps only those for which this is true, in order.
+    pub fn retain(&mut self, mut keep: impl FnMut(&str, &Bytes) -> bool) {
+        self.0.retain(|(name, value)| keep(name, value));
+    }
+
     /// All of them, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Bytes)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value))

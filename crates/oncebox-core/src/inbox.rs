@@ -1,7 +1,7 @@
 //! The inbox: received messages and the handlers that want them.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::OnceCell;
@@ -15,6 +15,7 @@ use crate::handler::{Handler, NamedHandler, Registered};
 use crate::kinds::IntoKinds;
 use crate::limits::Limits;
 use crate::message::Message;
+use crate::source::SourceStatus;
 use crate::store::{Received, Retention, Store};
 use crate::wake::Wake;
 
@@ -48,9 +49,20 @@ pub(crate) struct Shared<St: Store> {
     pub(crate) counters: Arc<Counters>,
     pub(crate) wake: Wake,
     pub(crate) seed: Seed,
+    sources: Mutex<Vec<SourceStatus>>,
 }
 
 impl<St: Store> Shared<St> {
+    /// Notes how a source is doing.
+    pub(crate) fn note_source(&self, name: &str, note: impl FnOnce(&mut SourceStatus)) {
+        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = sources.iter().position(|status| status.name == name).unwrap_or_else(|| {
+            sources.push(SourceStatus::new(name));
+            sources.len() - 1
+        });
+        note(&mut sources[place]);
+    }
+
     /// There may be work for any process.
     pub(crate) fn ring_everywhere(&self) {
         self.wake.ring();
@@ -84,6 +96,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
                 counters,
                 wake,
                 seed: Seed::from_system(),
+                sources: Mutex::default(),
             }),
             store,
             state,
@@ -199,6 +212,11 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
     /// This process's counters.
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
+    }
+
+    /// How the sources of this process's runner are doing.
+    pub fn sources(&self) -> Vec<SourceStatus> {
+        self.shared.sources.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The store behind it.

@@ -3,6 +3,7 @@
 use std::future::Future;
 
 use crate::error::Error;
+use crate::mapping::Mapped;
 use crate::message::Message;
 
 /// A broker queue, a subscription, a webhook: something that delivers at least once.
@@ -29,15 +30,65 @@ pub trait Source: Send + 'static {
         &mut self,
         settled: Vec<(Self::Receipt, Settle)>,
     ) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// How many messages wait at the other side, where it can tell; asked now and then, for [`SourceStatus`].
+    ///
+    /// May be dropped at a time limit.
+    fn lag(&mut self) -> impl Future<Output = Result<Option<u64>, Error>> + Send {
+        async { Ok(None) }
+    }
 }
 
 /// A message with what is needed to settle it.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Incoming<R> {
     /// The message; an empty scope becomes the source's name.
     pub message: Message,
     /// For [`Source::settle`].
     pub receipt: R,
+    /// Why it cannot be taken in as it is (it has no id, say): then it is kept as a dead letter of [`UNREADABLE`].
+    pub fault: Option<String>,
+}
+
+impl<R> Incoming<R> {
+    /// A message that can be taken in.
+    pub fn new(message: Message, receipt: R) -> Self {
+        Self { message, receipt, fault: None }
+    }
+
+    /// What [`Mapping::read`](crate::mapping::Mapping::read) made of a delivery.
+    pub fn mapped(mapped: Mapped, receipt: R) -> Self {
+        Self { message: mapped.message, receipt, fault: mapped.fault }
+    }
+}
+
+/// The name under which messages that could not be read are kept as dead letters, with their exact payload.
+///
+/// A message without an id, say, or one that breaks a limit. To run them after all, register a handler of this name
+/// and replay them.
+pub const UNREADABLE: &str = "unreadable";
+
+/// How a source is doing in this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SourceStatus {
+    /// The source's name.
+    pub name: String,
+    /// False from a failure on until the source has answered again.
+    pub connected: bool,
+    /// The last failure, until the source has answered again.
+    pub error: Option<String>,
+    /// How many messages wait at the other side, where it can tell.
+    pub lag: Option<u64>,
+    /// How many messages it has delivered to this process, duplicates counted.
+    pub delivered: u64,
+}
+
+impl SourceStatus {
+    pub(crate) fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), connected: false, error: None, lag: None, delivered: 0 }
+    }
 }
 
 /// What became of a message from a source.
@@ -47,6 +98,7 @@ pub enum Settle {
     Accept,
     /// It could not be stored now: let it come again.
     Return,
-    /// It can never be stored (it breaks a limit): the source's own dead-letter place, if it has one.
+    /// It can never be stored, not even as unreadable (the store refuses its size, say): the source's own dead-letter
+    /// place, if it has one.
     Reject,
 }

@@ -154,7 +154,7 @@ impl MemoryBroker {
             state.next_receipt += 1;
             state.deliveries += 1;
             state.in_flight.insert(receipt, message.clone());
-            Incoming { message, receipt }
+            Incoming::new(message, receipt)
         });
         Some(taken.collect())
     }

@@ -65,7 +65,7 @@ impl PipeSource {
                 let Some((receipt, id)) = line.split_once(' ') else { continue };
                 let Ok(receipt) = receipt.parse() else { continue };
                 let message = Message::new("order.placed", format!("{{\"order\":\"{id}\"}}")).id(id);
-                if sender.send(Incoming { message, receipt }).await.is_err() {
+                if sender.send(Incoming::new(message, receipt)).await.is_err() {
                     break;
                 }
             }

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
-use crate::counters::Counter;
-use crate::error::Error;
+use crate::engine::unreadable::{self, Unreadable};
+use crate::error::{Error, ErrorKind};
 use crate::inbox::{Inbox, Processed};
 use crate::message::Message;
 use crate::retry::Backoff;
@@ -24,6 +25,9 @@ pub(crate) enum Mode {
     Inline,
 }
 
+/// How often a source is asked how much waits at its other side.
+const LAG_EVERY: Duration = Duration::from_secs(5);
+
 /// Runs until the source ends or `stop` turns true.
 pub(crate) async fn consume<St, S, R>(
     inbox: &Inbox<St, S>,
@@ -38,9 +42,15 @@ pub(crate) async fn consume<St, S, R>(
     let name = source.name().to_owned();
     let backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
     let mut failures = 0;
+    let mut lag_at = Instant::now();
     while !*stop.borrow() {
+        if Instant::now() >= lag_at {
+            lag_at = Instant::now() + LAG_EVERY;
+            ask_lag(inbox, &name, source).await;
+        }
         let next = tokio::select! {
             next = source.next(AT_ONCE) => next,
+            () = tokio::time::sleep_until(lag_at) => continue,
             _ = stop.wait_for(|stopping| *stopping) => return,
         };
         let incoming = match next {
@@ -49,13 +59,22 @@ pub(crate) async fn consume<St, S, R>(
             Err(error) => {
                 failures += 1;
                 tracing::warn!(source = name, %error, "the source failed; it is asked again");
+                inbox.shared.note_source(&name, |status| {
+                    status.connected = false;
+                    status.error = Some(error.to_string());
+                });
                 wait(&mut stop, backoff.delay(failures, inbox.shared.seed.next())).await;
                 continue;
             }
         };
         failures = 0;
-        let (messages, receipts) = unpack(inbox, &name, incoming);
-        let settled = take_in(inbox, &name, messages, mode, &mut stop).await;
+        inbox.shared.note_source(&name, |status| {
+            status.connected = true;
+            status.error = None;
+            status.delivered += incoming.len() as u64;
+        });
+        let (sorted, receipts) = sort(inbox, &name, incoming);
+        let settled = take_in(inbox, &name, sorted, mode, &mut stop).await;
         if let Err(error) = source.settle(receipts.into_iter().zip(settled).collect()).await {
             // What was committed comes again and is a duplicate then.
             tracing::warn!(source = name, %error, "the source could not be told what became of its messages");
@@ -63,31 +82,55 @@ pub(crate) async fn consume<St, S, R>(
     }
 }
 
-/// Messages that keep the limits, and `None` for those that do not.
-fn unpack<St: Store, S, R>(
-    inbox: &Inbox<St, S>,
-    source: &str,
-    incoming: Vec<Incoming<R>>,
-) -> (Vec<Option<Message>>, Vec<R>) {
-    let unpacked = incoming.into_iter().map(|Incoming { mut message, receipt }| {
+/// Notes how much waits at the other side; a source that answers is connected again.
+async fn ask_lag<St: Store, S, R: Source>(inbox: &Inbox<St, S>, name: &str, source: &mut R) {
+    let answer = tokio::time::timeout(LAG_EVERY, source.lag()).await;
+    inbox.shared.note_source(name, |status| match answer {
+        Ok(Ok(lag)) => {
+            status.connected |= lag.is_some();
+            status.error = status.error.take().filter(|_| !status.connected);
+            status.lag = lag;
+        }
+        Ok(Err(error)) => {
+            status.connected = false;
+            status.error = Some(error.to_string());
+        }
+        Err(_) => status.error = Some(format!("the source did not answer within {LAG_EVERY:?}")),
+    });
+}
+
+/// What is taken in as it is, what is kept as unreadable, and which of the two comes at each place.
+#[derive(Debug, Default)]
+struct Sorted {
+    good: Vec<Message>,
+    unreadable: Vec<Unreadable>,
+    is_good: Vec<bool>,
+}
+
+fn sort<St: Store, S, R>(inbox: &Inbox<St, S>, source: &str, incoming: Vec<Incoming<R>>) -> (Sorted, Vec<R>) {
+    let mut sorted = Sorted::default();
+    let mut receipts = Vec::with_capacity(incoming.len());
+    for Incoming { mut message, receipt, fault } in incoming {
         if message.scope.is_empty() {
             message.scope = source.to_owned();
         }
-        let checked = inbox.settings.limits.check(&message);
-        if let Err(error) = &checked {
-            inbox.shared.counters.add("", Counter::Refused, 1);
-            tracing::error!(source, %error, "a message was refused; it goes back to the source as rejected");
+        let fault =
+            fault.or_else(|| inbox.settings.limits.check(&message).err().map(|error| error.to_string()));
+        sorted.is_good.push(fault.is_none());
+        match fault {
+            None => sorted.good.push(message),
+            Some(fault) => sorted.unreadable.push(Unreadable::new(message, fault)),
         }
-        (checked.is_ok().then_some(message), receipt)
-    });
-    unpacked.unzip()
+        receipts.push(receipt);
+    }
+    (sorted, receipts)
 }
 
 /// Takes messages in, trying again while the store is away, and answers how to settle each.
 async fn take_in<St, S>(
     inbox: &Inbox<St, S>,
     source: &str,
-    messages: Vec<Option<Message>>,
+    sorted: Sorted,
     mode: Mode,
     stop: &mut watch::Receiver<bool>,
 ) -> Vec<Settle>
@@ -95,30 +138,61 @@ where
     St: Store,
     S: Clone + Send + Sync + 'static,
 {
-    let good: Vec<Message> = messages.iter().flatten().cloned().collect();
+    let Sorted { good, unreadable, is_good } = sorted;
     let backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
     let mut failures = 0;
-    let answers = loop {
-        match take_in_once(inbox, &good, mode).await {
-            Ok(answers) => break answers,
-            Err(error) => {
-                failures += 1;
-                tracing::warn!(source, %error, "messages could not be stored; nothing is acknowledged");
+    let (mut good_settled, mut unreadable_settled) = (None, None);
+    loop {
+        let attempt = async {
+            if good_settled.is_none() {
+                good_settled = Some(match take_in_once(inbox, &good, mode).await {
+                    Err(error) if error.kind() == ErrorKind::Invalid => {
+                        take_in_singly(inbox, source, &good, mode).await?
+                    }
+                    settled => settled?,
+                });
             }
-        }
+            if unreadable_settled.is_none() {
+                unreadable_settled = Some(unreadable::keep(inbox, source, &unreadable).await?);
+            }
+            Ok::<_, Error>(())
+        };
+        let Err(error) = attempt.await else { break };
+        failures += 1;
+        tracing::warn!(source, %error, "messages could not be stored; nothing is acknowledged");
         // Unacknowledged messages come again, so stopping loses nothing.
         if wait(stop, backoff.delay(failures, inbox.shared.seed.next())).await {
-            break vec![Settle::Return; good.len()];
+            break;
         }
-    };
-    let mut answers = answers.into_iter();
-    messages
-        .iter()
-        .map(|message| match message {
-            Some(_) => answers.next().unwrap_or(Settle::Return),
-            None => Settle::Reject,
-        })
-        .collect()
+    }
+    let mut good = good_settled.unwrap_or_default().into_iter();
+    let mut unreadable = unreadable_settled.unwrap_or_default().into_iter();
+    let settled = is_good.into_iter().map(|is_good| if is_good { good.next() } else { unreadable.next() });
+    settled.map(|settle| settle.unwrap_or(Settle::Return)).collect()
+}
+
+/// One of them breaks a limit of the store's own (its largest packet, say): the others must not wait for it.
+async fn take_in_singly<St, S>(
+    inbox: &Inbox<St, S>,
+    source: &str,
+    messages: &[Message],
+    mode: Mode,
+) -> Result<Vec<Settle>, Error>
+where
+    St: Store,
+    S: Clone + Send + Sync + 'static,
+{
+    let mut settled = Vec::with_capacity(messages.len());
+    for message in messages {
+        settled.extend(match take_in_once(inbox, std::slice::from_ref(message), mode).await {
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                let unreadable = Unreadable::new(message.clone(), error.to_string());
+                unreadable::keep(inbox, source, &[unreadable]).await?
+            }
+            settled => settled?,
+        });
+    }
+    Ok(settled)
 }
 
 async fn take_in_once<St, S>(
@@ -130,6 +204,9 @@ where
     St: Store,
     S: Clone + Send + Sync + 'static,
 {
+    if messages.is_empty() {
+        return Ok(Vec::new());
+    }
     match mode {
         Mode::Stored => {
             let received = inbox.receive(messages).await?;

@@ -13,6 +13,7 @@ pub(crate) mod outside;
 pub(crate) mod receive;
 pub(crate) mod relay;
 pub(crate) mod transaction;
+pub(crate) mod unreadable;
 
 use std::time::Duration;
 

@@ -210,7 +210,7 @@ macro_rules! store_suite {
             a_badly_behaved_source_has_each_effect_once_inline,
             the_same_id_from_two_sources_is_two_messages,
             nothing_is_acknowledged_before_it_is_committed,
-            a_message_that_breaks_a_limit_is_rejected_alone,
+            an_unreadable_message_is_kept_and_stops_nobody,
             an_idle_runner_is_woken_by_another_process,
             polling_alone_finds_everything,
             several_runners_share_the_work_and_double_nothing,

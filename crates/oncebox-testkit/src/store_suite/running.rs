@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use oncebox_core::{Counter, Failure, Inbox, Limits, Message, run};
+use oncebox_core::admin::{DeliveryFilter, DeliveryInfo, DeliveryState};
+use oncebox_core::{Counter, Failure, Inbox, Limits, Message, Store, UNREADABLE, run};
 use tokio::sync::watch;
 
 use super::fixtures::{
@@ -95,18 +96,33 @@ pub async fn nothing_is_acknowledged_before_it_is_committed<T: Subject>(subject:
     assert_once(&subject, &numbered(10), &["charge"]).await;
 }
 
-/// It goes where the source keeps what cannot be delivered; the others are stored.
-pub async fn a_message_that_breaks_a_limit_is_rejected_alone<T: Subject>(subject: T) {
+/// Nothing that was delivered goes away unseen: it is a dead letter with its bytes, once however often it comes.
+pub async fn an_unreadable_message_is_kept_and_stops_nobody<T: Subject>(subject: T) {
     let inbox = Inbox::new(subject.store()).limits(Limits { payload_bytes: 100 });
     let inbox = inbox.on(KIND, handler("charge", recording::<T>("charge")));
     let broker = MemoryBroker::new(1, Manners::GOOD);
-    broker.put([message("a"), Message::new(KIND, vec![0; 101]).id("large"), message(""), message("b")]);
+    let long = Message::new(KIND, "long id").id("x".repeat(600));
+    let unreadable = [Message::new(KIND, vec![7; 101]).id("large"), message(""), long, message("\0")];
+    for round in ["a", "b"] {
+        broker.put([message(round)]);
+        broker.put(unreadable.clone());
+    }
+    broker.put([Message::new("x".repeat(300), "long kind").id("kind"), message("c")]);
     let running = start(run(inbox.clone()).consume(broker.source("orders")).poll_every(FAST));
-    until("both good ones are charged", || async { subject.effects().await.len() == 2 }).await;
+    until("the good ones are charged", || async { subject.effects().await.len() == 3 }).await;
     running.stop().await;
-    assert_eq!(broker.rejected().len(), 2);
-    assert_eq!((broker.pending(), inbox.counters().get("", Counter::Refused)), (0, 2));
-    assert_once(&subject, &[message("a"), message("b")], &["charge"]).await;
+    assert_eq!((broker.pending(), broker.rejected().len()), (0, 0));
+    assert_once(&subject, &[message("a"), message("b"), message("c")], &["charge"]).await;
+    let filter = DeliveryFilter::all().handler(UNREADABLE).state(DeliveryState::Dead);
+    let kept = subject.store().deliveries(&filter).await.unwrap();
+    assert_eq!(kept.len(), 5, "{kept:?}");
+    assert_eq!(inbox.counters().get(UNREADABLE, Counter::Dead), 5);
+    for original in unreadable {
+        let letter = kept.iter().find(|letter| letter.message.payload == original.payload);
+        assert!(letter.is_some(), "{original:?} is not among {kept:?}");
+    }
+    let says_why = |letter: &DeliveryInfo| letter.history[0].error.contains("from source `orders`: ");
+    assert!(kept.iter().all(says_why), "{kept:?}");
 }
 
 /// B45: a hint from another process wakes an idle runner long before its poll.

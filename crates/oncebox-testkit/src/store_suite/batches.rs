@@ -5,7 +5,7 @@ use std::time::Duration;
 use oncebox_core::admin::DeliveryState;
 use oncebox_core::{Attempt, Batch, Failure, Inbox, Message};
 
-use super::fixtures::{
+use crate::fixtures::{
     HOUR, KIND, assert_once, drain, failing, handler, in_state, message, numbered, receive, registered,
 };
 use crate::ledger::Effect;

@@ -9,11 +9,11 @@ use oncebox_core::{Attempt, Batch, Failure, Inbox, Message, Processed, Received,
 use tokio::sync::{Barrier, Notify};
 use tokio::task::JoinSet;
 
-use super::fixtures::{
+use crate::broker::{Manners, MemoryBroker};
+use crate::fixtures::{
     HOUR, KIND, assert_once, deliveries, delivery, drain, failing, handler, ids, message, notes, numbered,
     receive, registered,
 };
-use crate::broker::{Manners, MemoryBroker};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 use crate::wait::until;

@@ -7,7 +7,6 @@ pub mod batches;
 pub mod claims;
 pub mod dead_letters;
 pub mod failing;
-mod fixtures;
 pub mod handlers;
 pub mod identity;
 pub mod inline;

@@ -99,6 +99,65 @@ pub(crate) fn failing<T: Subject>(
     }
 }
 
+/// The message whose first attempt ends the transaction; the ones before and after it share that transaction.
+pub(crate) const ENDER: &str = "m-002";
+/// The message whose first attempt fails, after [`ENDER`] has run.
+pub(crate) const FAILER: &str = "m-004";
+
+/// Writes its effect, then ends the transaction or fails, each at its first attempt and for one message.
+///
+/// `tells` is whether it returns what the database said when it ended the transaction.
+pub(crate) fn ending<T: Subject>(
+    name: &'static str,
+    tells: bool,
+) -> impl Fn(TxOf<T>, Message, Attempt) -> BoxFuture<'static, Result<(), Failure>> + Clone + Send + Sync + 'static
+{
+    move |mut tx, message, Attempt(attempt)| {
+        Box::pin(async move {
+            T::record(&mut tx, Effect::of(name, &message)).await?;
+            match (message.id.as_str(), attempt) {
+                (ENDER, 1) => {
+                    let ended = T::end_transaction(&mut tx).await;
+                    if tells { Ok(ended?) } else { Ok(()) }
+                }
+                (FAILER, 1) => Err(Failure::from("failed on purpose")),
+                _ => Ok(()),
+            }
+        })
+    }
+}
+
+/// What must be true after [`ending`] had each of these messages once: nothing is lost, and who misbehaved is seen.
+pub(crate) async fn assert_nothing_lost<T: Subject>(
+    subject: &T,
+    inbox: &Inbox<T::Store>,
+    name: &'static str,
+    messages: &[Message],
+    tells: bool,
+) {
+    let waiting = deliveries(inbox.store(), name).await;
+    let mut failed: Vec<&str> = waiting.iter().map(|info| info.message.id.as_str()).collect();
+    failed.sort_unstable();
+    assert_eq!(failed, [ENDER, FAILER]);
+    for info in &waiting {
+        assert_eq!((info.state, info.attempts, info.history.len()), (DeliveryState::Retrying, 1, 1));
+    }
+    subject.clock().advance(HOUR);
+    drain(inbox).await;
+    assert_eq!(deliveries(inbox.store(), name).await.len(), 0);
+    if tells || !T::FACTS.commits_outside_transaction {
+        return assert_once(subject, messages, &[name]).await;
+    }
+    // What ran between the end of the transaction and the commit that noticed it was committed by itself, and once more
+    // when it ran in a transaction of its own. Who ran before is not touched, and nobody runs a third time.
+    let written = ids(subject, name).await;
+    for message in messages {
+        let count = written.iter().filter(|id| **id == message.id).count();
+        let most = if message.id.as_str() > ENDER { 2 } else { 1 };
+        assert!((1..=most).contains(&count), "{} has {count} effects", message.id);
+    }
+}
+
 /// Writes one effect per message with the attempt as its note.
 pub(crate) async fn record_attempt<T: Subject>(
     tx: &mut TxOf<T>,

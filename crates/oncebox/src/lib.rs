@@ -18,6 +18,9 @@ pub use oncebox_core::{
     mapping, run, store,
 };
 
+#[cfg(feature = "kafka")]
+#[doc(inline)]
+pub use oncebox_kafka::{self as kafka, KafkaSink, KafkaSource};
 #[cfg(feature = "mariadb")]
 #[doc(inline)]
 pub use oncebox_mariadb::{self as mariadb, MariaStore, MariaTx};
@@ -45,6 +48,9 @@ mod guides {
     mod outbox {}
     #[doc = include_str!("../../../guides/brokers.md")]
     mod brokers {}
+    #[cfg(feature = "kafka")]
+    #[doc = include_str!("../../../guides/brokers/kafka.md")]
+    mod brokers_kafka {}
     #[doc = include_str!("../../../guides/stores.md")]
     mod stores {}
     #[doc = include_str!("../../../guides/retention.md")]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use oncebox_core::Message;
 use oncebox_core::mapping::{Delivered, ID_HEADER, KIND_HEADER};
 use oncebox_testkit::until;
-use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::message::{Header, Headers as _, Message as _, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
@@ -26,6 +26,7 @@ impl Plain {
             .set("bootstrap.servers", servers)
             .set("enable.idempotence", "true")
             .set("message.timeout.ms", "5000")
+            .set("socket.timeout.ms", "2000")
             .set("linger.ms", "0")
             .create()
             .unwrap();
@@ -94,6 +95,7 @@ impl Plain {
             .set("enable.auto.commit", "false")
             .set("fetch.wait.max.ms", "10")
             .set("reconnect.backoff.max.ms", "500")
+            .set("socket.timeout.ms", "2000")
             .create()
             .unwrap();
         let mut list = TopicPartitionList::new();
@@ -127,6 +129,29 @@ impl Plain {
                 Some((offset, high))
             });
             each.collect()
+        })
+    }
+
+    /// Sets the offset of a group that has no members.
+    pub(crate) fn commit(&self, group: &str, topic: &str, partition: i32, offset: i64) {
+        tokio::task::block_in_place(|| {
+            let consumer: BaseConsumer = ClientConfig::new()
+                .set("bootstrap.servers", &self.servers)
+                .set("group.id", group)
+                .create()
+                .unwrap();
+            let mut list = TopicPartitionList::new();
+            list.add_partition_offset(topic, partition, Offset::Offset(offset)).unwrap();
+            consumer.commit(&list, CommitMode::Sync).unwrap();
+        });
+    }
+
+    /// The keys of the first records of partition 0.
+    pub(crate) fn keys(&self, topic: &str, count: usize) -> Vec<Option<Vec<u8>>> {
+        tokio::task::block_in_place(|| {
+            let consumer = self.reader(topic);
+            let next = || consumer.poll(ANSWER).expect("there is one more").unwrap();
+            (0..count).map(|_| next().key().map(<[u8]>::to_vec)).collect()
         })
     }
 

@@ -10,8 +10,8 @@ mod sqlite;
 mod subject;
 mod tansu;
 
-pub(crate) use client::Plain;
+pub(crate) use client::{Plain, delivery};
 pub(crate) use mock::Mock;
 pub(crate) use sqlite::SqliteSubject;
 pub(crate) use subject::{MockSubject, TansuSubject};
-pub(crate) use tansu::{Tansu, tansu};
+pub(crate) use tansu::tansu_behind;

@@ -90,6 +90,9 @@ macro_rules! common {
         type Sink = KafkaSink;
 
         const FACTS: BrokerFacts = FACTS;
+        // The first member of a group waits for others to come: three seconds on the mock cluster, as on Kafka itself,
+        // and nearly as long on Tansu.
+        const STOPS: usize = 12;
 
         fn address(&self) -> SocketAddr {
             self.place.address()

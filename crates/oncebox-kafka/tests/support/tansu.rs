@@ -1,6 +1,6 @@
 //! Tansu, a server that speaks Kafka's protocol.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -29,7 +29,16 @@ pub(crate) fn tansu() -> Option<&'static PrivateTansu> {
 
 /// The same for one test.
 pub(crate) fn start() -> Option<PrivateTansu> {
-    match PrivateTansu::start() {
+    told(PrivateTansu::start())
+}
+
+/// The same, whose clients go through a proxy at this port.
+pub(crate) fn tansu_behind(port: u16) -> Option<PrivateTansu> {
+    told(PrivateTansu::start_behind(port))
+}
+
+fn told(started: io::Result<PrivateTansu>) -> Option<PrivateTansu> {
+    match started {
         Ok(server) => Some(server),
         Err(error) if error.kind() == ErrorKind::NotFound => {
             eprintln!("not run: {error}");

@@ -182,6 +182,8 @@ impl KafkaSourceConfig {
             .set("isolation.level", "read_committed")
             .set("queued.min.messages", self.prefetch.min(10_000_000).to_string())
             .set("queued.max.messages.kbytes", (self.prefetch_bytes / 1024).min(2_097_151).to_string())
+            // How long it does not fetch when it has that much; with its default of a second the source runs dry.
+            .set("fetch.queue.backoff.ms", "10")
             // A connection over which nothing comes any more is given up after this.
             .set("socket.timeout.ms", "15000")
             .set("socket.keepalive.enable", "true");

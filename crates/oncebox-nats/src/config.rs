@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oncebox_core::mapping::{KEY_HEADER, KIND_HEADER, Mapping};
-use oncebox_core::{Error, duration};
+use oncebox_core::{Error, durations};
 use serde::Deserialize;
 
 use crate::wire::ID_HEADER;
@@ -103,7 +103,7 @@ pub struct NatsSourceConfig {
     /// Only messages of this subject, for a consumer that is created; `*` and `>` stand for any word and any rest.
     pub filter: Option<String>,
     /// How long the server waits for an acknowledgement, for a consumer that is created; 30 s unless set.
-    #[serde(with = "duration")]
+    #[serde(with = "durations")]
     pub ack_wait: Duration,
     /// The most messages that all processes together may hold, for a consumer that is created; four times `prefetch`
     /// unless set.
@@ -116,7 +116,7 @@ pub struct NatsSourceConfig {
     /// duplicate, which is dropped.
     pub confirm_acks: bool,
     /// When a message that could not be stored comes again; after 1 s unless set.
-    #[serde(with = "duration")]
+    #[serde(with = "durations")]
     pub return_delay: Duration,
     /// Where the id, kind and key are read.
     #[serde(skip)]
@@ -282,7 +282,7 @@ pub struct NatsSinkConfig {
     /// The stream that must take the messages; any stream that has the subject unless set.
     pub stream: Option<String>,
     /// How long the server may take to confirm a message; 10 s unless set.
-    #[serde(with = "duration")]
+    #[serde(with = "durations")]
     pub timeout: Duration,
 }
 

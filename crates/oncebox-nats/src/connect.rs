@@ -30,12 +30,12 @@ pub(crate) enum AfterLoss {
     Reconnect,
 }
 
-/// A connection, and a signal that turns true when it was lost.
+/// A connection, and how often it was lost.
 pub(crate) async fn connect(
     target: Target<'_>,
     after_loss: AfterLoss,
     room: usize,
-) -> Result<(Client, watch::Receiver<bool>), Error> {
+) -> Result<(Client, watch::Receiver<u64>), Error> {
     let failed = |error: async_nats::ConnectError| {
         let remedy = match error.kind() {
             ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => " (check `auth`)",
@@ -46,7 +46,7 @@ pub(crate) async fn connect(
         Error::caused(ErrorKind::Unavailable, text, error)
     };
     let servers = servers(target.url)?;
-    let (lost, is_lost) = watch::channel(false);
+    let (lost, is_lost) = watch::channel(0);
     let mut options = authenticated(&servers, target.auth)
         .await?
         .name("oncebox")
@@ -56,7 +56,7 @@ pub(crate) async fn connect(
         .subscription_capacity(room)
         .event_callback(move |event| {
             if matches!(event, Event::Disconnected | Event::Closed) {
-                lost.send_replace(true);
+                lost.send_modify(|times| *times += 1);
             }
             async {}
         });

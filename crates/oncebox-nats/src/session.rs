@@ -39,17 +39,26 @@ pub(crate) struct Session {
     pub(crate) held: Arc<Held>,
     /// The very stream and consumer: others of the same names begin to count anew.
     pub(crate) lineage: Arc<str>,
-    stop: watch::Sender<bool>,
+    phase: watch::Sender<Phase>,
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.stop.send_replace(true);
+        self.phase.send_replace(Phase::Stopping);
     }
 }
 
+/// What the task is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Asks for nothing: only questions were asked so far.
+    Idle,
+    Reading,
+    Stopping,
+}
+
 impl Session {
-    /// Connects, checks that the stream and the consumer are there and fit, and begins to ask for messages.
+    /// Connects, and checks that the stream and the consumer are there and fit.
     ///
     /// `after_loss` says that the session before this one was lost: perhaps a message did it that the client cannot
     /// read.
@@ -69,7 +78,7 @@ impl Session {
         let subscriber = client.subscribe(format!("{inbox}.*")).await.map_err(|error| {
             Error::caused(ErrorKind::Unavailable, "NATS did not take the subscription for messages", error)
         })?;
-        let (stop, stopping) = watch::channel(false);
+        let (phase, of_pump) = watch::channel(Phase::Idle);
         let pump = Pump {
             ask_at: api.subject(&format!("CONSUMER.MSG.NEXT.{}.{}", config.stream, config.consumer)),
             client: client.clone(),
@@ -84,9 +93,20 @@ impl Session {
             ask_after: Instant::now(),
             calmly: after_loss,
         };
-        tokio::spawn(pump.run(lost, stopping));
+        tokio::spawn(pump.run(lost, of_pump));
         let lineage = format!("{} {}", created(&stream), created(&consumer)).into();
-        Ok(Self { client, api, held, lineage, stop })
+        Ok(Self { client, api, held, lineage, phase })
+    }
+
+    /// Begins to ask for messages, if it has not.
+    pub(crate) fn read(&self) {
+        self.phase.send_if_modified(|phase| {
+            let idle = *phase == Phase::Idle;
+            if idle {
+                *phase = Phase::Reading;
+            }
+            idle
+        });
     }
 }
 
@@ -243,15 +263,19 @@ struct Pump {
 }
 
 impl Pump {
-    async fn run(mut self, mut lost: watch::Receiver<bool>, mut stopping: watch::Receiver<bool>) {
+    async fn run(mut self, mut lost: watch::Receiver<u64>, mut phase: watch::Receiver<Phase>) {
         let every = (self.limits.ack_wait / 6).clamp(Duration::from_millis(50), HEARTBEAT / 5);
         let mut tick = tokio::time::interval(every);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let why = loop {
+            let is_reading = *phase.borrow_and_update() == Phase::Reading;
             let step = tokio::select! {
-                step = self.step(&mut tick) => step,
-                _ = lost.wait_for(|lost| *lost) => Err("the connection to NATS was lost".to_owned()),
-                _ = stopping.wait_for(|stopping| *stopping) => break "the source was stopped".to_owned(),
+                step = self.step(&mut tick, is_reading) => step,
+                _ = lost.wait_for(|times| *times > 0) => Err("the connection to NATS was lost".to_owned()),
+                changed = phase.changed() => match (*phase.borrow(), changed) {
+                    (Phase::Stopping, _) | (_, Err(_)) => break "the source was stopped".to_owned(),
+                    _ => Ok(()),
+                },
             };
             if let Err(why) = step {
                 break why;
@@ -259,7 +283,7 @@ impl Pump {
         };
         let returned = self.held.end(why);
         // Whoever else reads from the consumer gets them at once instead of after the wait for acknowledgement.
-        if *stopping.borrow() && !*lost.borrow() {
+        if *phase.borrow() == Phase::Stopping && *lost.borrow() == 0 {
             for reply in returned {
                 if self.client.publish(reply, RETURN).await.is_err() {
                     return;
@@ -275,8 +299,10 @@ impl Pump {
     }
 
     /// Waits for one thing to happen and deals with it. Nothing that has arrived is lost when it is dropped.
-    async fn step(&mut self, tick: &mut tokio::time::Interval) -> Result<(), String> {
-        self.ask().await?;
+    async fn step(&mut self, tick: &mut tokio::time::Interval, is_reading: bool) -> Result<(), String> {
+        if is_reading {
+            self.ask().await?;
+        }
         tokio::select! {
             message = self.subscriber.next() => {
                 let message = message.ok_or("the connection to NATS was closed")?;

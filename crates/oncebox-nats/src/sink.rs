@@ -1,12 +1,18 @@
 //! Messages for JetStream.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use async_nats::connection::State;
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{Context, ContextBuilder, PublishError, PublishErrorKind};
 use async_nats::jetstream::message::PublishMessage;
-use futures_util::future::join_all;
+use async_nats::{Client, RequestErrorKind};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use oncebox_core::{Error, ErrorKind, Message, SendFailure, Sink};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 
 use crate::config::NatsSinkConfig;
 use crate::connect::{AfterLoss, Target, connect};
@@ -14,6 +20,9 @@ use crate::wire;
 
 /// More than a relay ever hands over at once.
 const AT_ONCE: usize = 20_000;
+
+/// How long a connection of which nobody knows whether it still stands may take to answer.
+const PROBE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Publishes to the subjects of JetStream streams; a message is sent when a stream has stored it.
 ///
@@ -24,30 +33,36 @@ const AT_ONCE: usize = 20_000;
 pub struct NatsSink {
     config: NatsSinkConfig,
     /// Connected when the first message is sent; the client reconnects by itself.
-    context: Mutex<Option<Context>>,
+    connection: Mutex<Option<Connection>>,
+    /// A call was given up before every message was answered for: the connection may be dead without our knowing.
+    given_up: AtomicBool,
+}
+
+#[derive(Debug, Clone)]
+struct Connection {
+    context: Context,
+    /// How often it was lost.
+    lost: watch::Receiver<u64>,
 }
 
 impl NatsSink {
     /// A sink; fails on settings that can never work. Connects with the first message.
     pub fn new(config: NatsSinkConfig) -> Result<Self, Error> {
         config.check()?;
-        Ok(Self { config, context: Mutex::new(None) })
+        Ok(Self { config, connection: Mutex::new(None), given_up: AtomicBool::new(false) })
     }
 
-    async fn context(&self) -> Result<Context, Error> {
-        let mut context = self.context.lock().await;
-        if let Some(context) = &*context {
-            return Ok(context.clone());
+    async fn connection(&self) -> Result<Connection, Error> {
+        let mut connection = self.connection.lock().await;
+        if let Some(connection) = &*connection {
+            return Ok(connection.clone());
         }
         let NatsSinkConfig { url, auth, tls, timeout, .. } = &self.config;
         let target = Target { url, auth, tls: tls.as_ref() };
-        let (client, _) = connect(target, AfterLoss::Reconnect, 1024).await?;
-        let new = ContextBuilder::new()
-            .timeout(*timeout)
-            .ack_timeout(*timeout)
-            .max_ack_inflight(AT_ONCE)
-            .build(client);
-        *context = Some(new.clone());
+        let (client, lost) = connect(target, AfterLoss::Reconnect, 1024).await?;
+        let context = ContextBuilder::new().timeout(*timeout).max_ack_inflight(AT_ONCE).build(client);
+        let new = Connection { context, lost };
+        *connection = Some(new.clone());
         Ok(new)
     }
 
@@ -57,29 +72,68 @@ impl NatsSink {
             None => wire::subject_of(self.config.prefix.as_deref(), &message.kind),
         }
     }
+
+    /// Hands all messages to the client, in order, then waits for the confirmations until the connection is lost.
+    async fn publish(&self, connection: &Connection, messages: &[Message]) -> Vec<Result<(), SendFailure>> {
+        let Connection { context, mut lost } = connection.clone();
+        lost.mark_unchanged();
+        let mut answers = vec![Err(SendFailure::Retry("the connection to NATS was lost".to_owned())); messages.len()];
+        let mut confirmations = FuturesUnordered::new();
+        for (place, message) in messages.iter().enumerate() {
+            let subject = self.subject(message);
+            let headers = wire::write(message, &subject, self.config.stream.as_deref());
+            let publish = PublishMessage::build().headers(headers).payload(message.payload.clone());
+            match context.send_publish(subject.clone(), publish).await {
+                Ok(confirmation) => confirmations.push(async move { (place, subject, confirmation.await) }),
+                Err(error) => answers[place] = Err(failure(&error, &subject)),
+            }
+        }
+        loop {
+            tokio::select! {
+                confirmed = confirmations.next() => match confirmed {
+                    Some((place, subject, confirmed)) => {
+                        answers[place] = confirmed.map(drop).map_err(|error| failure(&error, &subject));
+                    }
+                    None => return answers,
+                },
+                _ = lost.changed() => return answers,
+            }
+        }
+    }
 }
 
 impl Sink for NatsSink {
     async fn send(&self, messages: &[Message]) -> Result<Vec<Result<(), SendFailure>>, Error> {
-        let context = self.context().await?;
-        if context.client().connection_state() != State::Connected {
-            return Err(Error::new(
-                ErrorKind::Unavailable,
-                "the connection to NATS is lost; it is being made again",
-            ));
+        if messages.is_empty() {
+            return Ok(Vec::new());
         }
-        let mut sent = Vec::with_capacity(messages.len());
-        for message in messages {
-            let subject = self.subject(message);
-            let headers = wire::write(message, &subject, self.config.stream.as_deref());
-            let publish = PublishMessage::build().headers(headers).payload(message.payload.clone());
-            sent.push((context.send_publish(subject.clone(), publish).await, subject));
+        let connection = self.connection().await?;
+        let client = connection.context.client();
+        if client.connection_state() != State::Connected {
+            return Err(away("the connection to NATS is lost; it is being made again"));
         }
-        let answers = sent.into_iter().map(async |(sent, subject)| match sent {
-            Ok(confirmed) => confirmed.await.map(drop).map_err(|error| failure(&error, &subject)),
-            Err(error) => Err(failure(&error, &subject)),
-        });
-        Ok(join_all(answers).await)
+        if self.given_up.swap(true, Ordering::SeqCst) && !answers(&client).await {
+            // Fails only when the client has ended, which its state says above from now on.
+            client.force_reconnect().await.ok();
+            return Err(away("NATS does not answer; the connection is made again"));
+        }
+        let answers = self.publish(&connection, messages).await;
+        self.given_up.store(false, Ordering::SeqCst);
+        Ok(answers)
+    }
+}
+
+fn away(text: &str) -> Error {
+    Error::new(ErrorKind::Unavailable, text)
+}
+
+/// Whether the server is still at the other end: it says at once that nobody listens on a subject.
+async fn answers(client: &Client) -> bool {
+    let probe = client.request(client.new_inbox(), Bytes::new());
+    match tokio::time::timeout(PROBE_WITHIN, probe).await {
+        Ok(Ok(_)) => true,
+        Ok(Err(error)) => error.kind() == RequestErrorKind::NoResponders,
+        Err(_) => false,
     }
 }
 

@@ -90,6 +90,7 @@ impl Source for NatsSource {
 
     async fn next(&mut self, most: usize) -> Result<Vec<Incoming<NatsReceipt>>, Error> {
         let session = self.session().await?;
+        session.read();
         loop {
             match session.held.take(most) {
                 Taken::Some(waiting) => {
@@ -135,9 +136,8 @@ impl Source for NatsSource {
     }
 
     async fn lag(&mut self) -> Result<Option<u64>, Error> {
-        let Some(session) = &self.session else { return Ok(None) };
         let question = format!("CONSUMER.INFO.{}.{}", self.config.stream, self.config.consumer);
-        let info = session.api.ask(&question, &Value::Null).await?;
+        let info = self.session().await?.api.ask(&question, &Value::Null).await?;
         Ok(info["num_pending"].as_u64())
     }
 }

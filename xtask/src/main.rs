@@ -15,8 +15,10 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 use xtask::error::Error;
 use xtask::mariadb::{self, PrivateMariadb};
+use xtask::nats::PrivateNats;
 use xtask::pgbouncer::PrivatePgBouncer;
 use xtask::postgres::{self, PROGRAMS_VARIABLE, PrivatePostgres, StopMode};
+use xtask::rabbitmq::PrivateRabbitmq;
 use xtask::report::Report;
 use xtask::steps::{
     self, Extent, MARIADB_VARIABLE, PGBOUNCER_VARIABLE, POSTGRES_DATA_VARIABLE, POSTGRES_VARIABLE,
@@ -49,6 +51,10 @@ enum Action {
     Postgres,
     /// Start a private MariaDB, print the variables for `cargo test`, and keep it until interrupted.
     Mariadb,
+    /// Start a private RabbitMQ, print its address, and keep it until interrupted.
+    Rabbitmq,
+    /// Start a private NATS with JetStream, print its address, and keep it until interrupted.
+    Nats,
     /// Run the demo and draw what it prints, for the README.
     Picture,
     /// Restart the private Postgres of another process.
@@ -106,6 +112,14 @@ fn act(action: Action) -> Result<ExitCode, Error> {
         }
         Action::Postgres => keep_postgres(),
         Action::Mariadb => keep_mariadb(),
+        Action::Rabbitmq => {
+            packages::require_rabbitmq()?;
+            keep("RabbitMQ", PrivateRabbitmq::start(), PrivateRabbitmq::url, PrivateRabbitmq::stop)
+        }
+        Action::Nats => {
+            packages::require_nats()?;
+            keep("NATS", PrivateNats::start(), PrivateNats::url, PrivateNats::stop)
+        }
         Action::PostgresRestart { data, mode } => {
             let mode = match mode {
                 Mode::Fast => StopMode::Fast,
@@ -146,6 +160,21 @@ fn keep_mariadb() -> Result<ExitCode, Error> {
     eprintln!("MariaDB runs until you press Ctrl-C");
     wait_for_interrupt();
     mariadb.stop().map_err(environment)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the address of a server and keeps it until interrupted.
+fn keep<S>(
+    name: &str,
+    started: io::Result<S>,
+    url: impl FnOnce(&S) -> String,
+    stop: impl FnOnce(S) -> io::Result<()>,
+) -> Result<ExitCode, Error> {
+    let server = started.map_err(environment)?;
+    println!("{}", url(&server));
+    eprintln!("{name} runs until you press Ctrl-C");
+    wait_for_interrupt();
+    stop(server).map_err(environment)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::postgres::{LOG, StopMode, effective_user, free_port, succeed, user, wait_for, with_log};
+use crate::server::{LOG, StopMode, effective_user, free_port, succeed, user, wait_for, with_log};
 
 /// Names the folder with the server programs, when they are not where Debian puts them and not on the path.
 pub const PROGRAMS_VARIABLE: &str = "ONCEBOX_TEST_MARIADB_BIN";

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::error::Error;
-use crate::{interrupt, mariadb, pgbouncer, postgres};
+use crate::{interrupt, mariadb, nats, pgbouncer, postgres, rabbitmq};
 
 /// Debian's packages with the server programs, and why we want them.
 const POSTGRES: (&str, &str) = ("postgresql", "the tests run against a private Postgres server");
@@ -17,6 +17,9 @@ const NODE: (&str, &str) = ("nodejs", "the tests run the examples in Node");
 const NPM: (&str, &str) = ("npm", "the tests run the examples in Node");
 const PGBOUNCER: (&str, &str) = ("pgbouncer", "the Postgres tests also run through a pooler");
 const MARIADB: (&str, &str) = ("mariadb-server", "the tests run against a private MariaDB server");
+
+const RABBITMQ: (&str, &str) = ("rabbitmq-server", "the tests run against a private RabbitMQ server");
+const NATS: (&str, &str) = ("nats-server", "the tests run against a private NATS server");
 
 /// Asked by Debian's packages whether they may start a service; see `invoke-rc.d`.
 const SERVICE_POLICY: &str = "/usr/sbin/policy-rc.d";
@@ -34,6 +37,16 @@ pub fn require_postgres() -> Result<(), Error> {
 /// The same for MariaDB.
 pub fn require_mariadb() -> Result<(), Error> {
     require(MARIADB, || mariadb::programs_folder().map(drop))
+}
+
+/// The same for RabbitMQ.
+pub fn require_rabbitmq() -> Result<(), Error> {
+    require(RABBITMQ, || rabbitmq::programs_folder().map(drop))
+}
+
+/// The same for NATS.
+pub fn require_nats() -> Result<(), Error> {
+    require(NATS, || nats::program().map(drop))
 }
 
 /// Makes sure that PgBouncer is there; as root on Debian it installs it.

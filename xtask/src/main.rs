@@ -15,14 +15,17 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 use xtask::error::Error;
 use xtask::mariadb::{self, PrivateMariadb};
+use xtask::mosquitto::PrivateMosquitto;
 use xtask::nats::PrivateNats;
 use xtask::pgbouncer::PrivatePgBouncer;
 use xtask::postgres::{self, PROGRAMS_VARIABLE, PrivatePostgres, StopMode};
 use xtask::rabbitmq::PrivateRabbitmq;
+use xtask::redis::PrivateRedis;
 use xtask::report::Report;
 use xtask::steps::{
     self, Extent, MARIADB_VARIABLE, PGBOUNCER_VARIABLE, POSTGRES_DATA_VARIABLE, POSTGRES_VARIABLE,
 };
+use xtask::tansu::PrivateTansu;
 use xtask::{cargo, interrupt, packages, picture, tidy};
 
 /// Builds, tests and checks this repository.
@@ -55,6 +58,12 @@ enum Action {
     Rabbitmq,
     /// Start a private NATS with JetStream, print its address, and keep it until interrupted.
     Nats,
+    /// Start a private Redis, print its address, and keep it until interrupted.
+    Redis,
+    /// Start a private Mosquitto (MQTT), print its address, and keep it until interrupted.
+    Mosquitto,
+    /// Start a private Tansu (Kafka), print its address, and keep it until interrupted; build it when it is not there.
+    Tansu,
     /// Run the demo and draw what it prints, for the README.
     Picture,
     /// Restart the private Postgres of another process.
@@ -119,6 +128,18 @@ fn act(action: Action) -> Result<ExitCode, Error> {
         Action::Nats => {
             packages::require_nats()?;
             keep("NATS", PrivateNats::start(), PrivateNats::url, PrivateNats::stop)
+        }
+        Action::Redis => {
+            packages::require_redis()?;
+            keep("Redis", PrivateRedis::start(), PrivateRedis::url, PrivateRedis::stop)
+        }
+        Action::Mosquitto => {
+            packages::require_mosquitto()?;
+            keep("Mosquitto", PrivateMosquitto::start(), PrivateMosquitto::url, PrivateMosquitto::stop)
+        }
+        Action::Tansu => {
+            packages::require_tansu()?;
+            keep("Tansu", PrivateTansu::start(), PrivateTansu::url, PrivateTansu::stop)
         }
         Action::PostgresRestart { data, mode } => {
             let mode = match mode {

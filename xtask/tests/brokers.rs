@@ -1,18 +1,22 @@
 //! The private message brokers, for real: starts servers, crashes them and kills their owners.
 
-#![allow(clippy::unwrap_used, reason = "the helpers of a test may fail it")]
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may fail, and says when it did not run")]
 
 use std::fs;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use xtask::mosquitto::PrivateMosquitto;
 use xtask::nats::PrivateNats;
 use xtask::rabbitmq::PrivateRabbitmq;
+use xtask::redis::PrivateRedis;
 use xtask::server::StopMode;
+use xtask::steps::ALL_VARIABLE;
+use xtask::tansu::{self, PrivateTansu};
 
 const LONG_ENOUGH: Duration = Duration::from_secs(60);
 
@@ -30,10 +34,14 @@ fn rabbitmq_keeps_durable_queues_and_closes_connections_when_told() {
     }
     assert_eq!(queues(&other), "");
 
-    let mut client = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
-    client.write_all(b"AMQP\0\0\x09\x01").unwrap();
-    let tls = server.tls_url().unwrap().rsplit_once(':').unwrap().1.parse().unwrap();
-    assert!(is_tls(tls, &server.certificates().unwrap().authority));
+    let mut clients = [open_amqp(&server), open_amqp_1(&server)];
+    server.close_connections().unwrap();
+    for client in &mut clients {
+        // Told so or not, it comes to an end.
+        let ended = client.read_to_end(&mut Vec::new()).map_err(|error| error.kind());
+        assert!(matches!(ended, Ok(_) | Err(io::ErrorKind::ConnectionReset)), "{ended:?}");
+    }
+    assert!(is_tls(&server.tls_url().unwrap(), &server.certificates().unwrap().authority));
 
     let folder = server.folder().to_owned();
     server.stop().unwrap();
@@ -62,7 +70,7 @@ fn nats_keeps_what_it_acknowledged() {
 #[test]
 fn nats_takes_settings_and_tls() {
     let closed = PrivateNats::start_with("authorization { token: secret }\n").unwrap();
-    let mut client = TcpStream::connect(("127.0.0.1", closed.port())).unwrap();
+    let mut client = connect(closed.port());
     client.write_all(b"CONNECT {\"verbose\":false}\r\nPING\r\n").unwrap();
     let answer = BufReader::new(client).lines().map(Result::unwrap).nth(1).unwrap();
     assert_eq!(answer, "-ERR 'Authorization Violation'");
@@ -73,6 +81,72 @@ fn nats_takes_settings_and_tls() {
 }
 
 #[test]
+fn redis_keeps_what_it_acknowledged() {
+    let mut server = PrivateRedis::start_tls().unwrap();
+    let other = PrivateRedis::start_with("requirepass secret\n").unwrap();
+    assert_ne!(server.port(), other.port());
+    for mode in [StopMode::Immediate, StopMode::Fast] {
+        assert!(redis(server.port(), "XADD kept * a b").starts_with('$'));
+        server.restart(mode).unwrap();
+    }
+    assert_eq!(redis(server.port(), "XLEN kept"), ":2");
+    assert!(redis(other.port(), "XLEN kept").starts_with("-NOAUTH"));
+    assert!(is_tls(&server.tls_url().unwrap(), &server.certificates().unwrap().authority));
+
+    let folder = server.folder().to_owned();
+    server.stop().unwrap();
+    assert_gone(&folder);
+}
+
+#[test]
+fn mosquitto_keeps_sessions_when_it_is_stopped() {
+    let mut server = PrivateMosquitto::start_tls().unwrap();
+    let other = PrivateMosquitto::start_with("allow_anonymous false\n").unwrap();
+    assert_ne!(server.port(), other.port());
+    let in_session = b"\x10\x10\0\x04MQTT\x04\0\0\x3c\0\x04kept";
+    let anonymous = b"\x10\x0c\0\x04MQTT\x04\x02\0\x3c\0\0";
+    let mut session = connect(server.port());
+    mqtt(&mut session, in_session, b"\x20\x02\0\0");
+    mqtt(&mut session, b"\x82\x06\0\x01\0\x01t\x01", b"\x90\x03\0\x01\x01");
+    drop(session);
+    let mut sender = connect(server.port());
+    mqtt(&mut sender, anonymous, b"\x20\x02\0\0");
+    mqtt(&mut sender, b"\x32\x06\0\x01t\0\x01x", b"\x40\x02\0\x01");
+
+    server.restart(StopMode::Fast).unwrap();
+    // The session is there, and so is its message.
+    mqtt(&mut connect(server.port()), in_session, b"\x20\x02\x01\0\x32\x06\0\x01t\0\x01x");
+    mqtt(&mut connect(other.port()), anonymous, b"\x20\x02\0\x05");
+    assert!(is_tls(&server.tls_url().unwrap(), &server.certificates().unwrap().authority));
+    server.restart(StopMode::Immediate).unwrap();
+
+    let folder = server.folder().to_owned();
+    server.stop().unwrap();
+    assert_gone(&folder);
+}
+
+#[test]
+fn tansu_keeps_its_topics() {
+    if !has_tansu() {
+        return;
+    }
+    let mut server = PrivateTansu::start().unwrap();
+    let other = PrivateTansu::start().unwrap();
+    assert_ne!(server.port(), other.port());
+    server.create_topic("kept", 2).unwrap();
+    for mode in [StopMode::Immediate, StopMode::Fast] {
+        server.restart(mode).unwrap();
+        assert_eq!(server.topics().unwrap(), ["kept"]);
+    }
+    assert!(server.create_topic("kept", 2).is_err());
+    assert_eq!(other.topics().unwrap(), Vec::<String>::new());
+
+    let folder = server.folder().to_owned();
+    server.stop().unwrap();
+    assert_gone(&folder);
+}
+
+#[test]
 fn a_wrong_setting_is_an_error_that_says_so() {
     let error = PrivateNats::start_with("no_such_setting: 1\n").unwrap_err();
     assert!(error.to_string().contains("no_such_setting"), "{error}");
@@ -80,7 +154,12 @@ fn a_wrong_setting_is_an_error_that_says_so() {
 
 #[test]
 fn a_killed_owner_leaves_no_broker_behind() {
-    for (command, signal) in [("nats", "-INT"), ("nats", "-KILL"), ("rabbitmq", "-KILL")] {
+    let mut servers = vec!["nats", "rabbitmq", "redis", "mosquitto"];
+    if has_tansu() {
+        servers.push("tansu");
+    }
+    let killed = servers.into_iter().map(|server| (server, "-KILL"));
+    for (command, signal) in killed.chain([("nats", "-INT")]) {
         let temporary = tempfile::tempdir().unwrap();
         let mut owner = Command::new(env!("CARGO_BIN_EXE_xtask"))
             .arg(command)
@@ -91,7 +170,7 @@ fn a_killed_owner_leaves_no_broker_behind() {
             .unwrap();
         let mut lines = BufReader::new(owner.stdout.take().unwrap()).lines().map(io::Result::unwrap);
         let url = lines.next().unwrap();
-        let port: u16 = url.rsplit_once(':').unwrap().1.parse().unwrap();
+        let port = port_of(&url);
         assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
         let folder = fs::read_dir(temporary.path()).unwrap().next().unwrap().unwrap().path();
         assert!(!processes_in(&folder).is_empty());
@@ -100,6 +179,41 @@ fn a_killed_owner_leaves_no_broker_behind() {
         owner.wait().unwrap();
         wait_until(|| !folder.exists() && processes_in(&folder).is_empty());
         assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
+    }
+}
+
+/// A client of AMQP 0-9-1 that has logged in.
+fn open_amqp(server: &PrivateRabbitmq) -> TcpStream {
+    let mut stream = connect(server.port());
+    let log_in = b"\0\x0a\0\x0b\0\0\0\0\x05PLAIN\0\0\0\x0c\0guest\0guest\x05en_US";
+    stream.write_all(b"AMQP\0\0\x09\x01").unwrap();
+    read_until(&mut stream, b"\xce");
+    stream.write_all(&[b"\x01\0\0\0\0\0\x24".as_slice(), log_in, b"\xce"].concat()).unwrap();
+    read_until(&mut stream, b"\xce");
+    stream
+}
+
+/// A client of AMQP 1.0 that has agreed to log in.
+fn open_amqp_1(server: &PrivateRabbitmq) -> TcpStream {
+    let mut stream = connect(server.port());
+    stream.write_all(b"AMQP\x03\x01\0\0").unwrap();
+    read_until(&mut stream, b"PLAIN");
+    stream
+}
+
+fn connect(port: u16) -> TcpStream {
+    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(LONG_ENOUGH)).unwrap();
+    stream
+}
+
+fn read_until(stream: &mut TcpStream, end: &[u8]) {
+    let mut read = Vec::new();
+    while !read.windows(end.len()).any(|part| part == end) {
+        let mut more = [0; 4096];
+        let length = stream.read(&mut more).unwrap();
+        assert_ne!(length, 0, "ended before {end:?}");
+        read.extend_from_slice(&more[..length]);
     }
 }
 
@@ -116,8 +230,7 @@ fn queues(server: &PrivateRabbitmq) -> String {
 
 /// Asks and gives back the answer.
 fn nats(server: &PrivateNats, subject: &str, question: &str) -> String {
-    let mut stream = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
-    stream.set_read_timeout(Some(LONG_ENOUGH)).unwrap();
+    let mut stream = connect(server.port());
     let length = question.len();
     write!(
         stream,
@@ -130,11 +243,41 @@ fn nats(server: &PrivateNats, subject: &str, question: &str) -> String {
 }
 
 /// Whether a client that trusts this authority can talk there.
-fn is_tls(port: u16, authority: &Path) -> bool {
+fn is_tls(url: &str, authority: &Path) -> bool {
     let mut client = Command::new("openssl");
     client.args(["s_client", "-verify_return_error", "-verify_ip", "127.0.0.1", "-connect"]);
-    client.arg(format!("127.0.0.1:{port}")).arg("-CAfile").arg(authority);
+    client.arg(format!("127.0.0.1:{}", port_of(url))).arg("-CAfile").arg(authority);
     client.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
+}
+
+fn redis(port: u16, command: &str) -> String {
+    let mut stream = connect(port);
+    write!(stream, "{command}\r\n").unwrap();
+    BufReader::new(stream).lines().next().unwrap().unwrap()
+}
+
+/// Sends and expects.
+fn mqtt(stream: &mut TcpStream, packet: &[u8], expected: &[u8]) {
+    stream.write_all(packet).unwrap();
+    let mut answer = vec![0; expected.len()];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, expected);
+}
+
+/// It takes long to build, so only those who want the slow tests must have it.
+fn has_tansu() -> bool {
+    match tansu::program() {
+        Ok(_) => true,
+        Err(missing) => {
+            assert!(std::env::var_os(ALL_VARIABLE).is_none(), "{missing}");
+            eprintln!("not run: Tansu; {missing}");
+            false
+        }
+    }
+}
+
+fn port_of(url: &str) -> u16 {
+    url.rsplit_once(':').unwrap().1.parse().unwrap()
 }
 
 fn assert_gone(folder: &Path) {

@@ -6,6 +6,7 @@ pub mod admin;
 pub mod clock;
 mod counters;
 pub mod drift;
+pub mod duration;
 mod engine;
 mod error;
 mod extract;

@@ -6,7 +6,7 @@ pub mod admin;
 pub mod clock;
 mod counters;
 pub mod drift;
-pub mod duration;
+pub mod durations;
 mod engine;
 mod error;
 mod extract;

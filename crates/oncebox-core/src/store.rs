@@ -79,8 +79,12 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// Writes the outcome as the last statements of the transaction and commits it.
     ///
     /// `Fenced` when a lane or lease is no longer ours or the transaction is no longer the one that was begun
-    /// (the handler ended it, or an SQL error it swallowed aborted it): then nothing of it is kept. Any other error
-    /// leaves the outcome unknown. Answers the ids of `commit.park`, in order.
+    /// (the handler ended it, or an SQL error it swallowed aborted it): then nothing of it is kept. `Ended` instead
+    /// where statements that ran after the handler had ended it were not stopped from committing by themselves. Any
+    /// other error leaves the outcome unknown. Answers the ids of `commit.park`, in order.
+    ///
+    /// A commit of the handler's own must be refused by the database or undone with everything before it: in one
+    /// transaction are the ids and effects of many messages, which may only be kept together with their done marks.
     fn commit(
         &self,
         connection: Self::Connection,
@@ -215,6 +219,20 @@ pub trait Store: Clone + Send + Sync + 'static {
 pub trait Connection: DerefMut + Send + 'static {
     /// Rolls back and gives the connection back, or closes it when that takes longer than a moment.
     fn rollback(self) -> impl Future<Output = ()> + Send;
+
+    /// Rolls back as [`Connection::rollback`] does; true when the handler had already ended the transaction, and what ran
+    /// after that may have been committed by itself.
+    ///
+    /// A store whose database does not commit what comes after such an end need not write this.
+    fn rollback_unless_ended(self) -> impl Future<Output = bool> + Send
+    where
+        Self: Sized,
+    {
+        async {
+            self.rollback().await;
+            false
+        }
+    }
 
     /// Ends this transaction from outside while somebody else still holds it, as far as the database can.
     fn revoker(&self) -> Revoker;

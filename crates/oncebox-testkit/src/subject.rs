@@ -111,6 +111,8 @@ pub struct Facts {
     pub error_aborts_transaction: bool,
     /// Two handler transactions can be open at once.
     pub parallel_transactions: bool,
+    /// What a handler runs after it has ended its transaction commits by itself (Postgres).
+    pub commits_outside_transaction: bool,
 }
 
 /// A handler that writes one effect per message, under its own name.

@@ -14,7 +14,8 @@
 pub use oncebox_core::{
     Attempt, Backoff, Batch, Call, Counter, Counters, Error, ErrorKind, Extract, Failure, Handler, Headers,
     Inbox, Incoming, Json, Limits, Message, NamedHandler, Once, Processed, Received, Relay, Run, SendFailure,
-    Settle, Sink, Source, State, Store, TraceContext, Tx, admin, clock, handler, run, store,
+    Settle, Sink, Source, SourceStatus, State, Store, TraceContext, Tx, UNREADABLE, admin, clock, handler,
+    mapping, run, store,
 };
 
 #[cfg(feature = "mariadb")]
@@ -42,6 +43,8 @@ mod guides {
     mod languages {}
     #[doc = include_str!("../../../guides/outbox.md")]
     mod outbox {}
+    #[doc = include_str!("../../../guides/brokers.md")]
+    mod brokers {}
     #[doc = include_str!("../../../guides/stores.md")]
     mod stores {}
     #[doc = include_str!("../../../guides/retention.md")]

@@ -445,5 +445,8 @@ impl Tally {
 
 /// Whether a step's error means "come back later" rather than "something is broken".
 pub(crate) fn is_outage(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Contention | ErrorKind::Fenced)
+    matches!(
+        error.kind(),
+        ErrorKind::Unavailable | ErrorKind::Contention | ErrorKind::Fenced | ErrorKind::Ended
+    )
 }

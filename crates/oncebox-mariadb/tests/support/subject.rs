@@ -149,7 +149,11 @@ impl<W: Way> Subject for SubjectBy<W> {
     type Store = MariaStore;
     type Own = Transaction<'static, MySql>;
 
-    const FACTS: Facts = Facts { error_aborts_transaction: false, parallel_transactions: true };
+    const FACTS: Facts = Facts {
+        error_aborts_transaction: false,
+        parallel_transactions: true,
+        commits_outside_transaction: false,
+    };
 
     async fn create() -> Option<Self> {
         let Ok(url) = std::env::var(ADDRESS) else {

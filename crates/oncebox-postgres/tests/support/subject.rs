@@ -130,7 +130,11 @@ impl<W: Way> Subject for SubjectBy<W> {
     type Store = PgStore;
     type Own = Transaction<'static, Postgres>;
 
-    const FACTS: Facts = Facts { error_aborts_transaction: true, parallel_transactions: true };
+    const FACTS: Facts = Facts {
+        error_aborts_transaction: true,
+        parallel_transactions: true,
+        commits_outside_transaction: true,
+    };
     const HINTS: bool = !W::POOLER;
 
     async fn create() -> Option<Self> {

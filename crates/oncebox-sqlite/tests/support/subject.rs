@@ -56,7 +56,11 @@ impl Subject for SqliteSubject {
     type Store = SqliteStore;
     type Own = Transaction<'static, Sqlite>;
 
-    const FACTS: Facts = Facts { error_aborts_transaction: false, parallel_transactions: false };
+    const FACTS: Facts = Facts {
+        error_aborts_transaction: false,
+        parallel_transactions: false,
+        commits_outside_transaction: false,
+    };
 
     async fn create() -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();

@@ -7,8 +7,8 @@ use oncebox_core::admin::DeliveryState;
 use oncebox_core::clock::Seed;
 use oncebox_core::{ErrorKind, Failure, Inbox, Json, Limits, Message, Processed, Store, run};
 
-use super::fixtures::{KIND, deliveries, drain, handler, ids, in_state, message, receive, registered};
 use crate::broker::{Manners, MemoryBroker};
+use crate::fixtures::{KIND, deliveries, drain, handler, ids, in_state, message, receive, registered};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf};
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use oncebox_core::{Counter, Error, ErrorKind, Inbox, Message, Relay, SendFailure, Sink, Store, run};
 use tokio::sync::Notify;
 
-use super::fixtures::{HOUR, killed_at, start, ten_seconds};
 use crate::broker::{Manners, MemoryBroker};
+use crate::fixtures::{HOUR, killed_at, start, ten_seconds};
 use crate::subject::Subject;
 use crate::wait::until;
 

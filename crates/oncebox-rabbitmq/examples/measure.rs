@@ -34,7 +34,7 @@ async fn main() {
     let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     channel.queue_declare(QUEUE.into(), options, FieldTable::default()).await.unwrap();
     let pool = PgPoolOptions::new().max_connections(8).connect(&postgres.url()).await.unwrap();
-    let store = PgStore::new(pool);
+    let store = PgStore::new(pool.clone());
     store.migrate().await.unwrap();
 
     for round in 0..2 {
@@ -66,30 +66,30 @@ async fn main() {
 
         let source = RabbitmqSource::new("orders", RabbitmqSourceConfig::new(server.url(), QUEUE)).unwrap();
         let inbox = Inbox::new(store.clone());
-        let began = Instant::now();
-        let done = async {
-            while inbox.counters().get("", Counter::Received) < i64::try_from(count).unwrap() {
+        let (began, seen) = (Instant::now(), inbox.clone());
+        let done = async move {
+            while seen.counters().get("", Counter::Received) < i64::try_from(count).unwrap() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
             report("source to stored", count, began);
         };
-        run(inbox.clone()).consume(source).with_graceful_shutdown(done).await.unwrap();
+        run(inbox).consume(source).with_graceful_shutdown(done).await.unwrap();
 
         for lot in messages("outbox").chunks(1000) {
-            let mut own = store.pool().begin().await.unwrap();
+            let mut own = pool.begin().await.unwrap();
             store.publish(&mut own, lot).await.unwrap();
             own.commit().await.unwrap();
         }
         let inbox = Inbox::new(store.clone());
         let relay = Relay::new(RabbitmqSink::new(config).unwrap()).batch(BATCH);
-        let began = Instant::now();
-        let done = async {
-            while inbox.counters().get("", Counter::Sent) < i64::try_from(count).unwrap() {
+        let (began, seen) = (Instant::now(), inbox.clone());
+        let done = async move {
+            while seen.counters().get("", Counter::Sent) < i64::try_from(count).unwrap() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
             report("outbox to confirmed", count, began);
         };
-        run(inbox.clone()).relay(relay).with_graceful_shutdown(done).await.unwrap();
+        run(inbox).relay(relay).with_graceful_shutdown(done).await.unwrap();
         consume_alone(&connection, count).await;
     }
 }

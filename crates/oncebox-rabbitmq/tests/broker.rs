@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use lapin::BasicProperties;
@@ -454,6 +456,56 @@ async fn user_password_and_virtual_host_are_used_and_errors_do_not_tell_them() {
         let error = failure(&mut wrong).await;
         assert!(error.contains("cannot connect") && !error.contains("barley"), "{error}");
         assert!(!format!("{wrong:?}").contains("barley"));
+    })
+    .await;
+}
+
+/// Puts a message whose id is not UTF-8 on a queue, which the plain client cannot.
+fn put_with_binary_id(port: u16, queue: &str) {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.write_all(b"AMQP\0\0\x09\x01").unwrap();
+    let frame = |kind: u8, channel: u8, payload: &[u8]| {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&[kind, 0, channel], &length[..], payload, b"\xce"].concat()
+    };
+    let short = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let publish = [b"\0\x3c\0\x28\0\0\0", &short(queue)[..], b"\0"].concat();
+    for (wants_answer, bytes) in [
+        (true, Vec::new()),
+        (true, frame(1, 0, b"\0\x0a\0\x0b\0\0\0\0\x05PLAIN\0\0\0\x0c\0guest\0guest\x05en_US")),
+        (false, frame(1, 0, b"\0\x0a\0\x1f\0\x10\0\x01\0\0\0\0")),
+        (true, frame(1, 0, b"\0\x0a\0\x28\x01/\0\0")),
+        (true, frame(1, 1, b"\0\x14\0\x0a\0")),
+        (false, frame(1, 1, &publish)),
+        // One byte of payload, and one property: a message id of two bytes.
+        (false, frame(2, 1, b"\0\x3c\0\0\0\0\0\0\0\0\0\x01\0\x80\x02\xff\xfe")),
+        (false, frame(3, 1, b"x")),
+        (true, frame(1, 1, b"\0\x14\0\x28\0\xc8\0\0\0\0\0")),
+    ] {
+        stream.write_all(&bytes).unwrap();
+        if wants_answer {
+            let mut head = [0; 7];
+            stream.read_exact(&mut head).unwrap();
+            let length = u32::from_be_bytes([head[3], head[4], head[5], head[6]]);
+            stream.read_exact(&mut vec![0; length as usize + 1]).unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_the_client_cannot_read_is_explained_and_stays() {
+    let Some(server) = shared_server().await else { return };
+    within_deadline(async {
+        let queue = fresh_name("binary");
+        let plain = Plain::connect(&server.url()).await.unwrap();
+        plain.create_queue(&queue, &[]).await;
+        tokio::task::block_in_place(|| put_with_binary_id(server.port(), &queue));
+        until("it is there", || async { plain.ready(&queue).await == 1 }).await;
+        let mut source = RabbitmqSource::new("orders", config(&server.url(), &queue)).unwrap();
+        let error = failure(&mut source).await;
+        assert!(error.contains("to be UTF-8; take it out of the queue"), "{error}");
+        drop(source);
+        until("it is back in the queue", || async { plain.ready(&queue).await == 1 }).await;
     })
     .await;
 }

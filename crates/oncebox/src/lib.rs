@@ -8,6 +8,7 @@
 //! - [`Source`] and [`Sink`] connect brokers; [`Relay`] has the settings of an outbox relay.
 //! - `SqliteStore` (feature `sqlite`, on by default) `PgStore` (feature `postgres`) and `MariaStore` (feature
 //!   `mariadb`) are the stores.
+//! - `RabbitmqSource` and `RabbitmqSink` (feature `rabbitmq`) are a broker's two ends.
 //! - [`admin`] has what an operator reads; [`Store`] has the calls: list, replay, discard, pause.
 
 #[doc(inline)]
@@ -48,6 +49,9 @@ mod guides {
     mod outbox {}
     #[doc = include_str!("../../../guides/brokers.md")]
     mod brokers {}
+    #[cfg(feature = "rabbitmq")]
+    #[doc = include_str!("../../../guides/brokers/rabbitmq.md")]
+    mod rabbitmq {}
     #[doc = include_str!("../../../guides/stores.md")]
     mod stores {}
     #[doc = include_str!("../../../guides/retention.md")]

@@ -12,9 +12,9 @@
 
 #[doc(inline)]
 pub use oncebox_core::{
-    Attempt, Backoff, Batch, Call, Counter, Counters, Error, ErrorKind, Extract, Failure, Handler, Headers,
-    Inbox, Incoming, Json, Limits, Message, NamedHandler, Once, Processed, Received, Relay, Run, SendFailure,
-    Settle, Sink, Source, State, Store, TraceContext, Tx, admin, clock, handler, run, store,
+    Attempt, Backoff, Batch, Call, Counter, Counters, Error, ErrorKind, Extract, Failure, Gate, Handler,
+    Headers, Inbox, Incoming, Json, Limits, Message, NamedHandler, Once, Processed, Received, Relay, Run,
+    SendFailure, Settle, Sink, Source, State, Store, TraceContext, Tx, admin, clock, handler, run, store,
 };
 
 #[cfg(feature = "mariadb")]

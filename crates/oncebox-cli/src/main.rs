@@ -12,6 +12,8 @@ mod demo;
 mod log;
 mod migrate;
 #[cfg(feature = "serve")]
+mod operate;
+#[cfg(feature = "serve")]
 mod serve;
 mod target;
 
@@ -41,6 +43,9 @@ enum Command {
     Bench(bench::Options),
     /// Bring a store's tables up to date, say how they are, or print the SQL that makes them.
     Migrate(migrate::Options),
+    #[cfg(feature = "serve")]
+    #[command(flatten)]
+    Operate(operate::Operation),
     /// One worker process of the demo.
     #[command(hide = true)]
     DemoWorker(demo::worker::Options),
@@ -73,6 +78,8 @@ fn main() -> ExitCode {
                 Err(error) => Err(error.to_string()),
             },
             Command::Migrate(options) => migrate::migrate(options).await,
+            #[cfg(feature = "serve")]
+            Command::Operate(operation) => operate::operate(operation).await,
             Command::DemoWorker(options) => demo::worker::work(options).await.map(|()| true),
         }
     });

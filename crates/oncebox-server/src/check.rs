@@ -79,8 +79,14 @@ async fn on_store<St: ServiceStore>(config: &Config, report: &mut Report) {
     report.add("store", does, tried);
 
     let listen = config.http.listen;
-    let tried = tokio::net::TcpListener::bind(listen).await.map(drop).map_err(|error| error.to_string());
-    report.add("http", format!("listens on {listen}"), tried);
+    match tokio::net::TcpListener::bind(listen).await {
+        Ok(_) => report.add("http", format!("listens on {listen}"), Ok(())),
+        // Most likely the service that is to be replaced.
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+            report.add("http", format!("listens on {listen}, where somebody listens now"), Ok(()));
+        }
+        Err(error) => report.add("http", format!("listens on {listen}"), Err(error.to_string())),
+    }
     for source in &config.sources {
         let SourceType::Http(http) = &source.source;
         let proof = match (&http.verify, &config.http.token) {
@@ -97,7 +103,7 @@ async fn on_store<St: ServiceStore>(config: &Config, report: &mut Report) {
     for handler in &config.handlers {
         let does = format!("{} on {}", handler.action.as_str(), handler.on.join(", "));
         let tried = match &opened {
-            Ok(store) => try_handler(store, handler).await,
+            Ok(store) => try_handler(store, config, handler).await,
             Err(_) => Ok(()),
         };
         report.add(format!("handler {}", handler.name), does, tried);
@@ -133,14 +139,18 @@ async fn open<St: ServiceStore>(config: &Config) -> Result<St, Error> {
         .map_err(|_| Error::new(ErrorKind::Unavailable, "the store did not answer in time"))?
 }
 
-async fn try_handler<St: ServiceStore>(store: &St, handler: &HandlerConfig) -> Result<(), String> {
+async fn try_handler<St: ServiceStore>(
+    store: &St,
+    config: &Config,
+    handler: &HandlerConfig,
+) -> Result<(), String> {
     match &handler.action {
         Action::Sql(statements) => {
             let limits = TxLimits { statement: PATIENCE };
             let mut connection = store.begin_plain(limits).await.map_err(|error| error.to_string())?;
             let mut tried = Ok(());
             for statement in statements {
-                tried = St::prepare(&mut connection, &St::sql(statement)).await;
+                tried = St::prepare(&mut connection, &St::sql(statement, &config.store)).await;
                 if tried.is_err() {
                     break;
                 }

@@ -12,6 +12,7 @@
 //! # }
 //! ```
 
+mod api;
 mod check;
 pub mod config;
 pub mod handlers;
@@ -21,6 +22,7 @@ mod metrics;
 mod routes;
 mod service;
 mod stores;
+pub mod view;
 
 pub use check::{Finding, Report, check};
 pub use config::Config;

@@ -7,12 +7,13 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::middleware::{Next, from_fn};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
 use oncebox::admin::HandlerStatus;
 use serde_json::{Value, json};
 
+use crate::api;
 use crate::ingest::{self, json_response};
 use crate::metrics::Sample;
 use crate::service::App;
@@ -24,6 +25,7 @@ pub(crate) fn router<St: ServiceStore>(app: Arc<App<St>>) -> Router {
         .route("/health/live", get(live))
         .route("/health/ready", get(ready::<St>))
         .route("/metrics", get(metrics::<St>))
+        .merge(api::router::<St>().layer(from_fn_with_state(app.clone(), api::guard::<St>)))
         .fallback(nothing)
         .layer(from_fn(with_safe_headers))
         .with_state(app)
@@ -90,7 +92,13 @@ async fn metrics<St: ServiceStore>(State(app): State<Arc<App<St>>>, headers: Hea
 }
 
 async fn nothing() -> Response {
-    let places: Value = json!(["POST /in/{source}", "GET /health/live", "GET /health/ready", "GET /metrics"]);
+    let places: Value = json!([
+        "POST /in/{source}",
+        "GET /health/live",
+        "GET /health/ready",
+        "GET /metrics",
+        "GET /api/v1/status"
+    ]);
     json_response(StatusCode::NOT_FOUND, &json!({ "error": "there is nothing here", "places": places }))
 }
 

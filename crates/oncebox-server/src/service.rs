@@ -62,6 +62,7 @@ pub(crate) fn use_ring() {
 pub(crate) struct App<St: ServiceStore> {
     pub(crate) inbox: Inbox<St>,
     pub(crate) sources: BTreeMap<String, HttpSource>,
+    pub(crate) sinks: Vec<String>,
     pub(crate) http: HttpConfig,
     pub(crate) health: HealthConfig,
     pub(crate) max_payload: usize,
@@ -162,6 +163,7 @@ fn app<St: ServiceStore>(inbox: Inbox<St>, config: Config, listener: &Listener) 
     App {
         inbox,
         sources: sources.collect(),
+        sinks: config.sinks.into_iter().map(|sink| sink.name).collect(),
         in_flight: InFlight::new(config.http.max_in_flight),
         connections: listener.open(),
         max_payload: config.store.max_payload,

@@ -30,7 +30,7 @@ pub(crate) trait ServiceStore: Store {
     fn pending_migrations(&self) -> impl Future<Output = Result<usize, Error>> + Send;
 
     /// A statement as this database wants it.
-    fn sql(statement: &Statement) -> Sql;
+    fn sql(statement: &Statement, config: &StoreConfig) -> Sql;
 
     /// Runs a statement in a handler's transaction.
     fn execute(
@@ -48,6 +48,8 @@ pub(crate) trait ServiceStore: Store {
 pub(crate) struct Sql {
     text: Arc<str>,
     parameters: Vec<Parameter>,
+    /// A pooler gives each transaction to another session, which does not know what was prepared.
+    persistent: bool,
 }
 
 /// What a parameter stands for in one call.
@@ -60,8 +62,12 @@ pub(crate) enum Value {
 }
 
 impl Sql {
-    fn new(statement: &Statement, write: impl Fn(usize) -> String) -> Self {
-        Self { text: statement.with(write).into(), parameters: statement.parameters().to_vec() }
+    fn new(statement: &Statement, config: &StoreConfig, write: impl Fn(usize) -> String) -> Self {
+        Self {
+            text: statement.with(write).into(),
+            parameters: statement.parameters().to_vec(),
+            persistent: !config.behind_pooler,
+        }
     }
 
     fn safe(&self) -> AssertSqlSafe<Arc<str>> {
@@ -130,7 +136,7 @@ macro_rules! bind {
             .map_err(sqlx::Error::Encode)?;
         }
         let query: Query<'_, $database, $arguments> = sqlx::query_with($sql.safe(), arguments);
-        query
+        query.persistent($sql.persistent)
     }};
 }
 
@@ -141,8 +147,11 @@ fn unreachable(store: &str, error: sqlx::Error) -> Error {
 impl ServiceStore for SqliteStore {
     async fn open(config: &StoreConfig) -> Result<Self, Error> {
         let url = config.url.expose();
+        // A plain path stays as it is written; only an address with parameters is read as one.
         let path = url.trim_start_matches("sqlite:").trim_start_matches("//");
-        let mut store = SqliteStore::open(path).await?.payload_limit(config.max_payload);
+        let mut store = SqliteStore::open(if url.contains('?') { url } else { path })
+            .await?
+            .payload_limit(config.max_payload);
         if !config.schema.is_empty() {
             store = store.prefix(&config.schema)?;
         }
@@ -157,8 +166,8 @@ impl ServiceStore for SqliteStore {
         Ok(self.migration_status().await?.iter().filter(|one| one.applied_at.is_none()).count())
     }
 
-    fn sql(statement: &Statement) -> Sql {
-        Sql::new(statement, |number| format!("?{number}"))
+    fn sql(statement: &Statement, config: &StoreConfig) -> Sql {
+        Sql::new(statement, config, |number| format!("?{number}"))
     }
 
     async fn execute(tx: &mut SqliteConnection, sql: &Sql, values: Vec<Value>) -> Result<(), sqlx::Error> {
@@ -196,8 +205,8 @@ impl ServiceStore for PgStore {
         Ok(self.migration_status().await?.iter().filter(|one| one.applied_at.is_none()).count())
     }
 
-    fn sql(statement: &Statement) -> Sql {
-        Sql::new(statement, |number| format!("${number}"))
+    fn sql(statement: &Statement, config: &StoreConfig) -> Sql {
+        Sql::new(statement, config, |number| format!("${number}"))
     }
 
     async fn execute(tx: &mut PgConnection, sql: &Sql, values: Vec<Value>) -> Result<(), sqlx::Error> {
@@ -235,8 +244,8 @@ impl ServiceStore for MariaStore {
         Ok(self.migration_status().await?.iter().filter(|one| one.applied_at.is_none()).count())
     }
 
-    fn sql(statement: &Statement) -> Sql {
-        Sql::new(statement, |_| "?".to_owned())
+    fn sql(statement: &Statement, config: &StoreConfig) -> Sql {
+        Sql::new(statement, config, |_| "?".to_owned())
     }
 
     async fn execute(tx: &mut MySqlConnection, sql: &Sql, values: Vec<Value>) -> Result<(), sqlx::Error> {
@@ -256,7 +265,7 @@ mod tests {
     fn values_are_what_the_message_brought() {
         let statement =
             Statement::parse("select :id, :kind, :key, :payload, :payload_bytes, :headers, :attempt");
-        let sql = SqliteStore::sql(&statement.unwrap());
+        let sql = SqliteStore::sql(&statement.unwrap(), &crate::Config::default_config().store);
         let message = Message::new("order", "{}").id("7").header("A", "1").header("b", "x").header("a", "2");
         let values = sql.values(&message, 3).unwrap();
         assert_eq!(

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -9,6 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 /// A request as it came.
 #[derive(Debug, Clone)]
 pub(crate) struct Got {
+    pub(crate) at: Instant,
     pub(crate) path: String,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
@@ -111,5 +113,5 @@ fn read(bytes: &[u8]) -> Option<Got> {
         .find(|(name, _)| name == "content-length")
         .map_or(0, |(_, value)| value.parse().unwrap());
     let body = bytes[end + 4..].to_vec();
-    (body.len() >= length).then_some(Got { path, headers, body })
+    (body.len() >= length).then(|| Got { at: Instant::now(), path, headers, body })
 }

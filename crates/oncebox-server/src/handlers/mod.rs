@@ -30,7 +30,8 @@ pub(crate) fn register<St: ServiceStore>(mut inbox: Inbox<St>, config: &Config) 
         });
         inbox = match &own.action {
             Action::Sql(statements) => {
-                let sql: Arc<Vec<Sql>> = Arc::new(statements.iter().map(St::sql).collect());
+                let sql: Arc<Vec<Sql>> =
+                    Arc::new(statements.iter().map(|statement| St::sql(statement, &config.store)).collect());
                 let run = move |mut tx: Tx<St::Connection>, message: Message, Attempt(attempt): Attempt| {
                     let sql = sql.clone();
                     async move { run_sql::<St>(&mut tx, &sql, &message, attempt).await }

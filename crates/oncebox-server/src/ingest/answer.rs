@@ -17,6 +17,8 @@ pub(crate) enum Refusal {
     Bad(String),
     /// 401
     Unauthorized(&'static str),
+    /// 403: a web page posts to a service that trusts this machine.
+    Forbidden,
     /// 404
     NotFound(String),
     /// 408: the body took too long.
@@ -34,6 +36,9 @@ impl Refusal {
         let (status, text, wait) = match self {
             Self::Bad(text) => (StatusCode::BAD_REQUEST, text, None),
             Self::Unauthorized(text) => (StatusCode::UNAUTHORIZED, text.to_owned(), None),
+            Self::Forbidden => {
+                (StatusCode::FORBIDDEN, "requests of web pages need a token or a signature".to_owned(), None)
+            }
             Self::NotFound(text) => (StatusCode::NOT_FOUND, text, None),
             Self::Slow => (StatusCode::REQUEST_TIMEOUT, "the body took too long to come".to_owned(), None),
             Self::TooLarge(most) => {

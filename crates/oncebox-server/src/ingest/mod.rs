@@ -15,6 +15,7 @@ use bytes::Bytes;
 use oncebox::{Error, ErrorKind, Headers, Message, Received};
 use oncebox_core::mapping::{Delivered, Mapped};
 
+use crate::api::is_from_a_page;
 use crate::config::HttpSourceConfig;
 use crate::handlers::hold::Bucket;
 use crate::service::App;
@@ -77,6 +78,9 @@ async fn take<St: ServiceStore>(app: &App<St>, name: &str, request: Request) -> 
     let signed = source.is_some_and(|source| source.config.verify.is_some());
     if !signed && !app.is_authorized(&headers) {
         return Err(Refusal::Unauthorized("a bearer token is needed"));
+    }
+    if !signed && app.http.token.is_none() && is_from_a_page(&headers) {
+        return Err(Refusal::Forbidden);
     }
     let source = source
         .ok_or_else(|| Refusal::NotFound(format!("there is no http source `{}`", name.escape_debug())))?;

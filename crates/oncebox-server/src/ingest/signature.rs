@@ -131,7 +131,7 @@ fn mac(key: &[u8], parts: &[&[u8]]) -> Vec<u8> {
 }
 
 fn hex(text: &str) -> Result<Vec<u8>, NotProven> {
-    if text.len() % 2 != 0 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+    if !text.len().is_multiple_of(2) || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(NotProven);
     }
     let pair = |place: usize| u8::from_str_radix(&text[place..place + 2], 16).map_err(|_| NotProven);

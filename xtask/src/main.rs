@@ -15,12 +15,17 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 use xtask::error::Error;
 use xtask::mariadb::{self, PrivateMariadb};
+use xtask::mosquitto::PrivateMosquitto;
+use xtask::nats::PrivateNats;
 use xtask::pgbouncer::PrivatePgBouncer;
 use xtask::postgres::{self, PROGRAMS_VARIABLE, PrivatePostgres, StopMode};
+use xtask::rabbitmq::PrivateRabbitmq;
+use xtask::redis::PrivateRedis;
 use xtask::report::Report;
 use xtask::steps::{
     self, Extent, MARIADB_VARIABLE, PGBOUNCER_VARIABLE, POSTGRES_DATA_VARIABLE, POSTGRES_VARIABLE,
 };
+use xtask::tansu::PrivateTansu;
 use xtask::{cargo, interrupt, packages, picture, tidy};
 
 /// Builds, tests and checks this repository.
@@ -49,6 +54,16 @@ enum Action {
     Postgres,
     /// Start a private MariaDB, print the variables for `cargo test`, and keep it until interrupted.
     Mariadb,
+    /// Start a private RabbitMQ, print its address, and keep it until interrupted.
+    Rabbitmq,
+    /// Start a private NATS with JetStream, print its address, and keep it until interrupted.
+    Nats,
+    /// Start a private Redis, print its address, and keep it until interrupted.
+    Redis,
+    /// Start a private Mosquitto (MQTT), print its address, and keep it until interrupted.
+    Mosquitto,
+    /// Start a private Tansu (Kafka), print its address, and keep it until interrupted; build it when it is not there.
+    Tansu,
     /// Run the demo and draw what it prints, for the README.
     Picture,
     /// Restart the private Postgres of another process.
@@ -106,6 +121,26 @@ fn act(action: Action) -> Result<ExitCode, Error> {
         }
         Action::Postgres => keep_postgres(),
         Action::Mariadb => keep_mariadb(),
+        Action::Rabbitmq => {
+            packages::require_rabbitmq()?;
+            keep("RabbitMQ", PrivateRabbitmq::start(), PrivateRabbitmq::url, PrivateRabbitmq::stop)
+        }
+        Action::Nats => {
+            packages::require_nats()?;
+            keep("NATS", PrivateNats::start(), PrivateNats::url, PrivateNats::stop)
+        }
+        Action::Redis => {
+            packages::require_redis()?;
+            keep("Redis", PrivateRedis::start(), PrivateRedis::url, PrivateRedis::stop)
+        }
+        Action::Mosquitto => {
+            packages::require_mosquitto()?;
+            keep("Mosquitto", PrivateMosquitto::start(), PrivateMosquitto::url, PrivateMosquitto::stop)
+        }
+        Action::Tansu => {
+            packages::require_tansu()?;
+            keep("Tansu", PrivateTansu::start(), PrivateTansu::url, PrivateTansu::stop)
+        }
         Action::PostgresRestart { data, mode } => {
             let mode = match mode {
                 Mode::Fast => StopMode::Fast,
@@ -146,6 +181,21 @@ fn keep_mariadb() -> Result<ExitCode, Error> {
     eprintln!("MariaDB runs until you press Ctrl-C");
     wait_for_interrupt();
     mariadb.stop().map_err(environment)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the address of a server and keeps it until interrupted.
+fn keep<S>(
+    name: &str,
+    started: io::Result<S>,
+    url: impl FnOnce(&S) -> String,
+    stop: impl FnOnce(S) -> io::Result<()>,
+) -> Result<ExitCode, Error> {
+    let server = started.map_err(environment)?;
+    println!("{}", url(&server));
+    eprintln!("{name} runs until you press Ctrl-C");
+    wait_for_interrupt();
+    stop(server).map_err(environment)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::error::Error;
-use crate::{interrupt, mariadb, pgbouncer, postgres};
+use crate::{interrupt, mariadb, mosquitto, nats, pgbouncer, postgres, rabbitmq, redis, tansu};
 
 /// Debian's packages with the server programs, and why we want them.
 const POSTGRES: (&str, &str) = ("postgresql", "the tests run against a private Postgres server");
@@ -17,6 +17,11 @@ const NODE: (&str, &str) = ("nodejs", "the tests run the examples in Node");
 const NPM: (&str, &str) = ("npm", "the tests run the examples in Node");
 const PGBOUNCER: (&str, &str) = ("pgbouncer", "the Postgres tests also run through a pooler");
 const MARIADB: (&str, &str) = ("mariadb-server", "the tests run against a private MariaDB server");
+
+const RABBITMQ: (&str, &str) = ("rabbitmq-server", "the tests run against a private RabbitMQ server");
+const NATS: (&str, &str) = ("nats-server", "the tests run against a private NATS server");
+const REDIS: (&str, &str) = ("redis-server", "the tests run against a private Redis server");
+const MOSQUITTO: (&str, &str) = ("mosquitto", "the tests run against a private Mosquitto server");
 
 /// Asked by Debian's packages whether they may start a service; see `invoke-rc.d`.
 const SERVICE_POLICY: &str = "/usr/sbin/policy-rc.d";
@@ -34,6 +39,38 @@ pub fn require_postgres() -> Result<(), Error> {
 /// The same for MariaDB.
 pub fn require_mariadb() -> Result<(), Error> {
     require(MARIADB, || mariadb::programs_folder().map(drop))
+}
+
+/// The same for RabbitMQ.
+pub fn require_rabbitmq() -> Result<(), Error> {
+    require(RABBITMQ, || rabbitmq::programs_folder().map(drop))
+}
+
+/// The same for NATS.
+pub fn require_nats() -> Result<(), Error> {
+    require(NATS, || nats::program().map(drop))
+}
+
+/// The same for Redis.
+pub fn require_redis() -> Result<(), Error> {
+    require(REDIS, || redis::program().map(drop))
+}
+
+/// The same for Mosquitto.
+pub fn require_mosquitto() -> Result<(), Error> {
+    require(MOSQUITTO, || mosquitto::program().map(drop))
+}
+
+/// Makes sure that Tansu, which has no package, is built; that takes 10 to 30 minutes when it is not.
+pub fn require_tansu() -> Result<(), Error> {
+    tansu::build()
+}
+
+/// Says so when Tansu is not built, for those who do not want to wait for it now.
+pub fn note_tansu() {
+    if let Err(missing) = tansu::program() {
+        println!("tests against a Kafka server do not run: {missing}");
+    }
 }
 
 /// Makes sure that PgBouncer is there; as root on Debian it installs it.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::postgres::{effective_user, free_port, user};
+use crate::server::{effective_user, free_port, user};
 
 const POLL: Duration = Duration::from_millis(10);
 const READY_WITHIN: Duration = Duration::from_secs(30);

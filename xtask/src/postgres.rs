@@ -1,19 +1,18 @@
 //! A private Postgres server for tests: its own data folder and port, gone when its owner is.
-//!
-//! Uses only the standard library and `tempfile`, and nothing else of this crate. [`mariadb`](crate::mariadb) shares
-//! its helpers.
 
 use std::fs::{self, File};
 use std::io;
-use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, chown, fchown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+
+pub use crate::server::StopMode;
+use crate::server::{LOG, effective_user, free_port, succeed, user, wait_for, with_log};
 
 /// Names the folder with the server programs, when they are not where Debian puts them and not on the path.
 pub const PROGRAMS_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES_BIN";
@@ -21,15 +20,6 @@ pub const PROGRAMS_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES_BIN";
 const POLL: Duration = Duration::from_millis(10);
 const READY_WITHIN: Duration = Duration::from_secs(60);
 const LAUNCH_TRIES: u32 = 5;
-
-/// How a server is stopped before it is started again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopMode {
-    /// Rolls back, writes a checkpoint, then stops.
-    Fast,
-    /// Stops at once, as a crash would; the next start recovers from the log.
-    Immediate,
-}
 
 /// A running Postgres server that belongs to this process.
 ///
@@ -102,7 +92,7 @@ impl PrivatePostgres {
     /// A server that is already down, killed by a test for example, is just started.
     pub fn restart(&mut self, mode: StopMode) -> io::Result<()> {
         let mut stop = self.home.command("pg_ctl");
-        stop.args(["stop", mode.option(), "--silent", "--pgdata"]).arg(self.home.data());
+        stop.args(["stop", option(mode), "--silent", "--pgdata"]).arg(self.home.data());
         let stopped = wait_for(stop.stderr(Stdio::null()).spawn()?, &mut self.server)?;
         if !stopped.success() && self.server.try_wait()?.is_none() {
             return Err(with_log("`pg_ctl stop` failed", self.home.folder.path()));
@@ -155,7 +145,7 @@ pub fn restart_server(data: &Path, mode: StopMode) -> io::Result<()> {
     let owner = fs::metadata(data)?;
     let folder = data.parent().unwrap_or(data);
     let mut pg_ctl = Command::new(programs_folder()?.join("pg_ctl"));
-    pg_ctl.arg("restart").arg(mode.option()).arg("--silent").arg("--pgdata").arg(data);
+    pg_ctl.arg("restart").arg(option(mode)).arg("--silent").arg("--pgdata").arg(data);
     pg_ctl.arg("--log").arg(folder.join(LOG)).current_dir(folder).stdin(Stdio::null());
     if owner.uid() != effective_user(TempDir::new()?.path())? {
         pg_ctl.uid(owner.uid()).gid(owner.gid());
@@ -186,14 +176,10 @@ pub fn programs_folder() -> io::Result<PathBuf> {
     found.ok_or_else(|| not_found(&remedy))
 }
 
-pub(crate) const LOG: &str = "server.log";
-
-impl StopMode {
-    fn option(self) -> &'static str {
-        match self {
-            Self::Fast => "--mode=fast",
-            Self::Immediate => "--mode=immediate",
-        }
+fn option(mode: StopMode) -> &'static str {
+    match mode {
+        StopMode::Fast => "--mode=fast",
+        StopMode::Immediate => "--mode=immediate",
     }
 }
 
@@ -321,46 +307,11 @@ impl Drop for Guard {
     }
 }
 
-/// Waits for a program that is stopping the server.
-///
-/// Meanwhile asks for the server's own end: until then a dead child keeps its id and looks alive to `pg_ctl`.
-pub(crate) fn wait_for(mut stopping: Child, server: &mut Child) -> io::Result<ExitStatus> {
-    loop {
-        server.try_wait()?;
-        if let Some(status) = stopping.try_wait()? {
-            return Ok(status);
-        }
-        thread::sleep(POLL);
-    }
-}
-
-pub(crate) fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
-}
-
 /// Reads what the server writes into its lock file: its process id first, its state in the eighth line.
 fn is_ready(data: &Path, server: u32) -> bool {
     let Ok(lock) = fs::read_to_string(data.join("postmaster.pid")) else { return false };
     let mut lines = lock.lines().map(str::trim);
     lines.next() == Some(server.to_string().as_str()) && lines.nth(6) == Some("ready")
-}
-
-/// The user this process acts as, which owns the folder it has just created.
-pub(crate) fn effective_user(own_folder: &Path) -> io::Result<u32> {
-    Ok(fs::metadata(own_folder)?.uid())
-}
-
-pub(crate) fn user(server: &str, name: &str) -> io::Result<(u32, u32)> {
-    let users = fs::read_to_string("/etc/passwd")?;
-    let found = users.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next() == Some(name)).then_some(())?;
-        Some((fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?))
-    });
-    let remedy = format!("run `adduser --system --group {name}` or run as an ordinary user");
-    found.ok_or_else(|| {
-        io::Error::other(format!("{server} cannot run as root and there is no user `{name}`; {remedy}"))
-    })
 }
 
 fn debian_folders(parent: &Path) -> Vec<PathBuf> {
@@ -379,20 +330,4 @@ fn has_programs(folder: &Path) -> bool {
 fn not_found(what: &str) -> io::Error {
     let message = format!("the Postgres server programs (initdb, pg_ctl, postgres) are not there: {what}");
     io::Error::new(io::ErrorKind::NotFound, message)
-}
-
-pub(crate) fn succeed(command: &mut Command) -> io::Result<()> {
-    let output = command.output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let (program, why) = (command.get_program().display(), String::from_utf8_lossy(&output.stderr));
-    Err(io::Error::other(format!("`{program}` ended with {}: {}", output.status, why.trim())))
-}
-
-pub(crate) fn with_log(what: &str, folder: &Path) -> io::Error {
-    let log = fs::read_to_string(folder.join(LOG)).unwrap_or_default();
-    let lines: Vec<&str> = log.lines().collect();
-    let last = &lines[lines.len().saturating_sub(10)..];
-    io::Error::other(format!("{what}; it logged last:\n{}", last.join("\n")))
 }

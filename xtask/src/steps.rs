@@ -21,6 +21,10 @@ pub const POSTGRES_DATA_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES_DATA";
 pub const PGBOUNCER_VARIABLE: &str = "ONCEBOX_TEST_PGBOUNCER";
 /// The address of the private MariaDB server, for tests.
 pub const MARIADB_VARIABLE: &str = "ONCEBOX_TEST_MARIADB";
+/// Set to 1 when every message broker that has a package is installed, so that a missing one fails its tests.
+///
+/// Those against Kafka may still be left out, because Tansu is only built for the slow tests.
+pub const BROKERS_VARIABLE: &str = "ONCEBOX_TEST_BROKERS";
 /// Set to 1 when the slow tests are wanted too.
 pub const ALL_VARIABLE: &str = "ONCEBOX_TEST_ALL";
 
@@ -97,6 +101,7 @@ impl Servers {
         let mariadb = PrivateMariadb::start()
             .map_err(|error| Error::Environment(format!("cannot start a private MariaDB: {error}")))?;
         println!("private MariaDB at {}", mariadb.url());
+        require_brokers(extent)?;
         Ok(Self { pgbouncer, postgres, languages, mariadb, extent })
     }
 
@@ -115,6 +120,7 @@ impl Servers {
             .env(PGBOUNCER_VARIABLE, self.pgbouncer.url())
             .env(POSTGRES_DATA_VARIABLE, self.postgres.data())
             .env(PROGRAMS_VARIABLE, self.postgres.programs())
+            .env(BROKERS_VARIABLE, "1")
             .env(MARIADB_VARIABLE, self.mariadb.url())
             .env(mariadb::PROGRAMS_VARIABLE, self.mariadb.programs());
         match self.extent {
@@ -122,6 +128,19 @@ impl Servers {
             Extent::All => command.env(ALL_VARIABLE, "1"),
         };
     }
+}
+
+/// Makes sure that the programs are there; the tests of each broker start a server of their own.
+fn require_brokers(extent: Extent) -> Result<(), Error> {
+    packages::require_rabbitmq()?;
+    packages::require_nats()?;
+    packages::require_redis()?;
+    packages::require_mosquitto()?;
+    match extent {
+        Extent::Usual => packages::note_tansu(),
+        Extent::All => packages::require_tansu()?,
+    }
+    Ok(())
 }
 
 fn run(command: &mut Command) -> Result<Outcome, Error> {

@@ -25,6 +25,9 @@ pub enum ErrorKind {
     Contention,
     /// Another runner owns this work now; what was done here has been rolled back.
     Fenced,
+    /// A handler ended the transaction it was given. Nothing of that transaction is kept, but what ran after its end may
+    /// have been committed by itself.
+    Ended,
     /// The schema is missing, or newer than this library.
     Schema,
     /// The call needs an open transaction and was given none.

@@ -17,6 +17,8 @@ use crate::kinds::Kinds;
 use crate::message::Message;
 use crate::wake::Wake;
 
+pub use crate::stored::{StoredMessage, UNREADABLE};
+
 /// A database that can hold an inbox and an outbox. Cheap to clone: a handle.
 pub trait Store: Clone + Send + Sync + 'static {
     /// The driver's own connection type, as handlers see it (`sqlx::PgConnection`).
@@ -79,8 +81,12 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// Writes the outcome as the last statements of the transaction and commits it.
     ///
     /// `Fenced` when a lane or lease is no longer ours or the transaction is no longer the one that was begun
-    /// (the handler ended it, or an SQL error it swallowed aborted it): then nothing of it is kept. Any other error
-    /// leaves the outcome unknown. Answers the ids of `commit.park`, in order.
+    /// (the handler ended it, or an SQL error it swallowed aborted it): then nothing of it is kept. `Ended` instead
+    /// where statements that ran after the handler had ended it were not stopped from committing by themselves. Any
+    /// other error leaves the outcome unknown. Answers the ids of `commit.park`, in order.
+    ///
+    /// A commit of the handler's own must be refused by the database or undone with everything before it: in one
+    /// transaction are the ids and effects of many messages, which may only be kept together with their done marks.
     fn commit(
         &self,
         connection: Self::Connection,
@@ -215,6 +221,20 @@ pub trait Store: Clone + Send + Sync + 'static {
 pub trait Connection: DerefMut + Send + 'static {
     /// Rolls back and gives the connection back, or closes it when that takes longer than a moment.
     fn rollback(self) -> impl Future<Output = ()> + Send;
+
+    /// Rolls back as [`Connection::rollback`] does; true when the handler had already ended the transaction, and what ran
+    /// after that may have been committed by itself.
+    ///
+    /// A store whose database does not commit what comes after such an end need not write this.
+    fn rollback_unless_ended(self) -> impl Future<Output = bool> + Send
+    where
+        Self: Sized,
+    {
+        async {
+            self.rollback().await;
+            false
+        }
+    }
 
     /// Ends this transaction from outside while somebody else still holds it, as far as the database can.
     fn revoker(&self) -> Revoker;
@@ -369,6 +389,8 @@ pub struct LaneRow {
     pub scheduled: bool,
     /// An earlier message of its key is retrying or held; only looked for when asked.
     pub held: bool,
+    /// What is wrong with the row, when not all of it could be read: it becomes a dead letter without being run.
+    pub unreadable: Option<String>,
 }
 
 /// What to record for an inline transaction.
@@ -511,6 +533,8 @@ pub struct LeasedDelivery {
     pub message: Message,
     /// Whether its last error is one of [`is_suspect`], so that it must be run alone.
     pub suspect: bool,
+    /// What is wrong with the row, when not all of it could be read: it is dead without being run.
+    pub unreadable: Option<String>,
 }
 
 /// The note in the history of an attempt whose process died or lost its lease.
@@ -568,6 +592,8 @@ pub struct Outgoing {
     pub attempts: u32,
     /// The message.
     pub message: Message,
+    /// What is wrong with the row, when not all of it could be read: it is dead without being sent.
+    pub unreadable: Option<String>,
 }
 
 /// What became of an outgoing message.

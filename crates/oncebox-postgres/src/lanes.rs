@@ -13,10 +13,10 @@ use sqlx::{PgConnection, Row};
 use crate::error::{Problem, classify};
 use crate::rows::{self, LeaseColumns, limit, stored_lane};
 use crate::store::Inner;
-use crate::tx::{PgTransaction, autocommit, fenced, transaction};
+use crate::tx::{NO_CURSOR, PgTransaction, autocommit, ended, fenced, transaction};
 
-const LOST: &str = "the transaction was ended or aborted by the handler (a commit, a rollback, or an SQL error it \
-                    did not return); nothing of it is kept";
+const LOST: &str =
+    "an SQL error that the handler did not return aborted the transaction; nothing of it is kept";
 
 impl Inner {
     pub(crate) async fn register(&self, handlers: &[Registration]) -> Result<(), Error> {
@@ -215,13 +215,15 @@ impl Inner {
             .await?;
         for row in &rows {
             let state: i16 = row.try_get(2)?;
-            let message = if state == 0 { None } else { Some(rows::message(row, 3)?) };
+            let read = if state == 0 { None } else { Some(rows::message(row, 3)?) };
+            let (message, unreadable) = read.unzip();
             found.push(LaneRow {
                 lane: rows::lane(row, 0)?,
                 seq: row.try_get(1)?,
                 message,
                 scheduled: state == 2,
                 held: state == 3,
+                unreadable: unreadable.flatten(),
             });
         }
         Ok(())
@@ -297,54 +299,46 @@ impl Inner {
     ) -> Result<Vec<DeliveryId>, Error> {
         // Every statement checks the marker, because outside of our transaction it would commit by itself.
         match self.write_outcome(&mut tx, &commit).await {
-            Ok((parked, checked)) => {
-                let committed = if checked { tx.commit_checked().await } else { tx.check_and_commit().await };
-                match committed {
-                    Ok(()) => {
-                        tx.give_back();
-                        Ok(parked)
-                    }
-                    // Postgres reports a refused commit before it lets go of the locks; the rollback waits for that.
-                    Err(problem) => Err(abandon(tx, problem).await),
+            Ok(parked) => match tx.check_and_commit().await {
+                Ok(()) => {
+                    tx.give_back();
+                    Ok(parked)
                 }
-            }
+                // Postgres reports a refused commit before it lets go of the locks; the rollback waits for that.
+                Err(problem) => Err(abandon(tx, problem).await),
+            },
             Err(problem) => Err(abandon(tx, problem).await),
         }
     }
 
-    /// Answers what was parked, and whether the last statement has checked that the transaction is sound.
+    /// Answers what was parked.
     async fn write_outcome(
         &self,
         tx: &mut PgTransaction,
         commit: &Commit,
-    ) -> Result<(Vec<DeliveryId>, bool), Problem> {
+    ) -> Result<Vec<DeliveryId>, Problem> {
         if !tx.is_outermost() {
             return Err(fenced("the handler left a savepoint of its transaction open").into());
         }
         let marker = tx.marker().to_owned();
-        let mut checked = false;
         if !commit.outgoing.is_empty() {
             let written = self.write_outgoing(tx, &commit.outgoing, Some(&marker)).await?;
             expect(written, commit.outgoing.len(), LOST)?;
-            checked = true;
         }
         let mut parked = Vec::new();
         if !commit.park.is_empty() {
             parked = self.park(tx, &commit.park, &marker).await?;
             expect(parked.len() as u64, commit.park.len(), LOST)?;
-            checked = true;
         }
         if let Some(done) = commit.done.as_ref().filter(|done| !done.leases.is_empty()) {
             let removed = self.remove_done(tx, done, &marker).await?;
             expect(removed, done.leases.len(), "a leased delivery is no longer ours; nothing is kept")?;
-            checked = true;
         }
         if let Some(lanes) = commit.lanes.as_ref().filter(|lanes| !lanes.positions.is_empty()) {
             let moved = self.move_lanes(tx, lanes, &marker).await?;
             expect(moved, lanes.positions.len(), "a lane is no longer ours; nothing is kept")?;
-            checked = true;
         }
-        Ok((parked, checked))
+        Ok(parked)
     }
 
     async fn move_lanes(
@@ -374,11 +368,20 @@ fn expect(written: u64, wanted: usize, text: &str) -> Result<(), Problem> {
     if written == wanted as u64 { Ok(()) } else { Err(fenced(text).into()) }
 }
 
-/// Rolls back and says why: an aborted transaction, or one that is not ours, counts as fenced.
-async fn abandon(tx: PgTransaction, problem: Problem) -> Error {
-    let lost = matches!(problem.code().as_deref(), Some("25P02" | "22012"));
+/// Rolls back and says why: an aborted transaction counts as fenced, one that is gone as ended.
+async fn abandon(mut tx: PgTransaction, problem: Problem) -> Error {
+    let code = problem.code();
+    let gone = match &problem {
+        Problem::Driver(_) => code.as_deref() == Some(NO_CURSOR),
+        // A statement of ours found nothing to write: its row is not ours any more, or the transaction is not.
+        Problem::Ours(_) => tx.is_gone().await,
+    };
     if problem.leaves_connection_usable() {
         tx.rollback().await;
     }
-    if lost { fenced(LOST) } else { problem.into_error() }
+    match code.as_deref() {
+        _ if gone => ended(),
+        Some("25P02") => fenced(LOST),
+        _ => problem.into_error(),
+    }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use oncebox_core::Error;
+use oncebox_core::store::TxLimits;
 use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Postgres};
@@ -85,11 +86,42 @@ pub(crate) fn migration_row(schema: &Schema, version: i32, name: &str, checksum:
     )
 }
 
-/// Fails unless the transaction carries this marker, and commits it then.
-pub(crate) fn check_and_commit(marker: &str) -> String {
+/// Begins a handler's transaction, with its limits, its mark and its guard, in one round trip.
+///
+/// The guard is what refuses a commit that is not ours: a cursor that is to outlive the transaction, whose query fails.
+/// Postgres runs that query only when it commits, so a `commit` of the handler's own (also `commit and chain` and
+/// `prepare transaction`) is an error and undoes everything: neither the work of others in the same transaction nor the
+/// ids it has seen are kept without their done marks. [`check_and_commit`] closes the cursor first. It costs one small
+/// statement for each transaction, writes nothing, and leaves nothing in the session.
+///
+/// The query asks for the time so that the planner does not try it out beforehand.
+pub(crate) fn begin_transaction(limits: TxLimits, marker: &str) -> String {
+    // Zero would mean no limit at all.
+    let most = limits.statement.as_millis().clamp(1, i32::MAX as u128);
     format!(
-        "select 1 / (current_setting('oncebox.tx', true) is not distinct from '{marker}')::int; commit and chain"
+        "begin isolation level read committed; set local oncebox.tx = '{marker}'; \
+         set local statement_timeout = {most}; set local lock_timeout = {most}; \
+         set local idle_in_transaction_session_timeout = {most}; \
+         declare {} no scroll cursor with hold for select (case when clock_timestamp() is not null then \
+         'this transaction belongs to oncebox: return from the handler instead of ending it' end)::integer",
+        guard(marker)
     )
+}
+
+/// Commits the transaction that was begun with this marker.
+///
+/// Closing the guard fails in a transaction that is aborted (25P02), in any other one and in none (34000); the commit
+/// behind it is not run then.
+pub(crate) fn check_and_commit(marker: &str) -> String {
+    format!("{}; commit and chain", close_guard(marker))
+}
+
+pub(crate) fn close_guard(marker: &str) -> String {
+    format!("close {}", guard(marker))
+}
+
+fn guard(marker: &str) -> String {
+    format!("\"oncebox {marker}\"")
 }
 
 macro_rules! statements {

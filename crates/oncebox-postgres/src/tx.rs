@@ -22,6 +22,9 @@ use crate::sql::{self, Statement};
 /// The driver's own bookkeeping of transactions, so that a handler's `begin` makes a savepoint.
 pub(crate) type Manager = <Postgres as Database>::TransactionManager;
 
+/// The code with which Postgres says that there is no cursor of that name.
+pub(crate) const NO_CURSOR: &str = "34000";
+
 /// How long a rollback may take before the connection is closed instead.
 const ROLLBACK_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -125,21 +128,15 @@ struct Session {
 }
 
 impl PgTransaction {
-    /// Begins a transaction with its limits and its mark, in one round trip.
+    /// Begins a transaction; see [`sql::begin_transaction`].
     pub(crate) async fn begin(
         pool: &PgPool,
         revoke: &Statement,
         limits: TxLimits,
         marker: u64,
     ) -> Result<Self, sqlx::Error> {
-        // Zero would mean no limit at all.
-        let most = limits.statement.as_millis().clamp(1, i32::MAX as u128);
         let marker = format!("{marker:016x}");
-        let statement = format!(
-            "begin isolation level read committed; set local oncebox.tx = '{marker}'; \
-             set local statement_timeout = {most}; set local lock_timeout = {most}; \
-             set local idle_in_transaction_session_timeout = {most}"
-        );
+        let statement = sql::begin_transaction(limits, &marker);
         let mut lent = Lent::from_pool(pool).await?;
         Manager::begin(&mut lent, Some(AssertSqlSafe(statement).into_sql_str())).await?;
         Ok(Self { lent, marker, session: Session::default(), pool: pool.clone(), revoke: revoke.clone() })
@@ -161,23 +158,32 @@ impl PgTransaction {
         Manager::get_transaction_depth(&self.lent) == 1
     }
 
-    /// Commits after a statement of ours that has just checked the marker, and so found the transaction sound.
-    pub(crate) async fn commit_checked(&mut self) -> Result<(), Problem> {
-        Manager::commit(&mut self.lent).await?;
-        Ok(())
-    }
-
-    /// Checks the marker and commits, in one round trip.
+    /// Checks that the transaction is the one that was begun and is sound, and commits it, in one round trip.
     ///
-    /// Postgres answers the COMMIT of an aborted transaction without an error, and sqlx shows no command tag. So a
-    /// select goes first, which fails in an aborted transaction (25P02) or in any other than ours (22012), and then
-    /// the commit behind it is not run. `and chain` leaves an empty transaction for sqlx to count down; its rollback
-    /// travels with the ping that the pool sends anyway.
+    /// Postgres answers the COMMIT of an aborted transaction without an error, and sqlx shows no command tag; hence the
+    /// check. `and chain` leaves an empty transaction for sqlx to count down; its rollback travels with the ping that
+    /// the pool sends anyway.
     pub(crate) async fn check_and_commit(&mut self) -> Result<(), Problem> {
         let statement = sql::check_and_commit(&self.marker);
         (&mut *self.lent).execute(sqlx::raw_sql(AssertSqlSafe(statement))).await?;
         Manager::start_rollback(&mut self.lent);
         Ok(())
+    }
+
+    /// True when the server has no such transaction any more: somebody ended it.
+    pub(crate) async fn is_gone(&mut self) -> bool {
+        let statement = sql::close_guard(&self.marker);
+        let closed = (&mut *self.lent).execute(sqlx::raw_sql(AssertSqlSafe(statement))).await;
+        closed.map_err(Problem::from).is_err_and(|problem| problem.code().as_deref() == Some(NO_CURSOR))
+    }
+
+    /// Ends the session on the server, when the transaction does not roll back in time.
+    async fn end_session(self) {
+        // A statement is still running on the server, and closing the connection would leave it there with its locks.
+        // Boxed, because it is rare and every handler's future would have room for it.
+        if let Err(error) = Box::pin(end_session(&self.pool, &self.revoke, self.session)).await {
+            tracing::warn!(pid = self.session.pid, %error, "a transaction that did not roll back could not be ended");
+        }
     }
 
     /// Gives the connection back after a commit.
@@ -192,11 +198,20 @@ impl Connection for PgTransaction {
             self.lent.give_back();
             return;
         }
-        // A statement is still running on the server, and closing the connection would leave it there with its locks.
-        // Boxed, because it is rare and every handler's future would have room for it.
-        if let Err(error) = Box::pin(end_session(&self.pool, &self.revoke, self.session)).await {
-            tracing::warn!(pid = self.session.pid, %error, "a transaction that did not roll back could not be ended");
+        self.end_session().await;
+    }
+
+    async fn rollback_unless_ended(mut self) -> bool {
+        let rollback = async {
+            let gone = self.is_gone().await;
+            self.lent.roll_back().await.then_some(gone)
+        };
+        if let Ok(Some(gone)) = tokio::time::timeout(ROLLBACK_PATIENCE, rollback).await {
+            self.lent.give_back();
+            return gone;
         }
+        self.end_session().await;
+        false
     }
 
     fn revoker(&self) -> Revoker {
@@ -254,6 +269,11 @@ impl fmt::Debug for PgTransaction {
 /// The error for a transaction that is not ours to commit any more.
 pub(crate) fn fenced(text: &str) -> Error {
     Error::new(ErrorKind::Fenced, text)
+}
+
+/// The error for a transaction that the handler ended.
+pub(crate) fn ended() -> Error {
+    Error::new(ErrorKind::Ended, "the handler ended the transaction it was given; nothing of it is kept")
 }
 
 /// Runs a body on a connection, in a transaction when `explicit`, and again on contention.

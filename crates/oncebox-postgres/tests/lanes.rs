@@ -214,13 +214,23 @@ async fn a_swallowed_sql_error_is_fenced_and_nothing_is_kept() {
     .await;
 }
 
+/// Ways to end a transaction, and whether Postgres refuses it.
+const ENDINGS: [(&str, bool); 6] = [
+    ("commit", true),
+    ("commit and chain", true),
+    ("prepare transaction 'mine'", true),
+    ("commit; begin", true),
+    ("rollback", false),
+    ("rollback; begin", false),
+];
+
 #[tokio::test]
-async fn a_handler_that_ends_the_transaction_itself_is_fenced() {
+async fn a_commit_of_the_handlers_own_is_refused_and_a_transaction_it_ended_is_not_committed() {
     common::with_store(async |scratch| {
         scratch.register("h", false).await;
         scratch.effects().await;
         scratch.receive(vec![message("a")]).await;
-        for ending in ["commit", "rollback", "commit; begin", "rollback; begin", "commit and chain"] {
+        for (ending, refused) in ENDINGS {
             for commit in [
                 Commit::default(),
                 Commit { outgoing: vec![message("out")], ..Commit::default() },
@@ -230,19 +240,22 @@ async fn a_handler_that_ends_the_transaction_itself_is_fenced() {
                 },
             ] {
                 let mut tx = scratch.store.begin_plain(LIMITS).await.unwrap();
-                sqlx::raw_sql(ending).execute(&mut *tx).await.unwrap();
                 sqlx::query(scratch.effect()).execute(&mut *tx).await.unwrap();
+                let answer = sqlx::raw_sql(ending).execute(&mut *tx).await;
+                assert_eq!(answer.is_err(), refused, "{ending}");
                 let error = scratch.store.commit(tx, commit).await.unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::Fenced, "{ending}: {error}");
+                assert_eq!(error.kind(), ErrorKind::Ended, "{ending}: {error}");
             }
             let (token, mut batch) = scratch.read("h", false).await;
             assert_eq!(batch.rows.len(), 1, "{ending}");
-            sqlx::raw_sql(ending).execute(&mut *batch.connection).await.unwrap();
+            sqlx::query(scratch.effect()).execute(&mut *batch.connection).await.unwrap();
+            assert_eq!(sqlx::raw_sql(ending).execute(&mut *batch.connection).await.is_err(), refused);
             let commit = Commit { lanes: Some(moved("h", token, &batch)), ..Commit::default() };
             let error = scratch.store.commit(batch.connection, commit).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Fenced, "{ending}: {error}");
+            assert_eq!(error.kind(), ErrorKind::Ended, "{ending}: {error}");
             scratch.store.release("h", token).await.unwrap();
         }
+        assert_eq!(scratch.count_effects().await, 0);
         assert_eq!(scratch.number("select count(*) from {schema}.outbox").await, 0);
         assert_eq!(scratch.number("select count(*) from {schema}.delivery").await, 0);
         assert_eq!(scratch.open_transactions().await, 0);

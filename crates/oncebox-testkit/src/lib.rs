@@ -1,7 +1,9 @@
-//! Proof for Oncebox stores, and tools for tests of services that use Oncebox.
+//! Proof for Oncebox stores and brokers, and tools for tests of services that use Oncebox.
 //!
 //! - [`store_suite!`] and [`fault_suite!`] run every case of the conformance suites against a store: implement
 //!   [`Subject`] for it and write one line each.
+//! - [`broker_suite!`] does the same for the source and the sink of a broker: implement [`BrokerSubject`].
+//! - [`Proxy`] stands between a client and a server and cuts or freezes their connections.
 //! - [`MemoryBroker`] is a source and a sink that duplicates, reorders and redelivers on purpose.
 //! - [`Faulty`] wraps a store and fails at a chosen call.
 //! - [`Verdict`] counts effects: lost, doubled, unexpected.
@@ -12,18 +14,23 @@
 #![allow(clippy::unwrap_used)]
 
 mod broker;
+pub mod broker_suite;
 mod cases;
 pub mod fault_suite;
 mod faults;
+mod fixtures;
 mod ledger;
+mod proxy;
 pub mod store_suite;
 mod subject;
 mod sweep;
 mod wait;
 
 pub use broker::{Manners, MemoryBroker, MemorySource};
+pub use broker_suite::{BrokerFacts, BrokerSubject};
 pub use faults::{Fault, Faulty, How, Plan, Side};
 pub use ledger::{Effect, Verdict};
+pub use proxy::Proxy;
 pub use subject::{DriverOf, Facts, Subject, TxOf, recording};
 pub use sweep::poll_then_drop;
 pub use wait::{DEADLINE, until, within_deadline};

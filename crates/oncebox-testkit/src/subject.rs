@@ -83,6 +83,10 @@ pub trait Subject: Sized + Send + Sync + 'static {
         time: Duration,
     ) -> impl Future<Output = Result<(), Box<dyn StdError + Send + Sync>>> + Send;
 
+    /// Spoils every row of the log, the deliveries and the outbox with this message id, as the user's own SQL could: the
+    /// headers become `{oops` and `not_before` the largest number there is.
+    fn spoil(&self, id: &str) -> impl Future<Output = ()> + Send;
+
     /// Begins a transaction of the user's own.
     fn begin(&self) -> impl Future<Output = Self::Own> + Send;
 
@@ -111,6 +115,8 @@ pub struct Facts {
     pub error_aborts_transaction: bool,
     /// Two handler transactions can be open at once.
     pub parallel_transactions: bool,
+    /// What a handler runs after it has ended its transaction commits by itself (Postgres).
+    pub commits_outside_transaction: bool,
 }
 
 /// A handler that writes one effect per message, under its own name.

@@ -39,6 +39,20 @@ impl Wake for Bell {
     }
 }
 
+/// Polls a future a few times, a moment apart, and drops it: for futures that wait for something that does not come.
+pub(crate) async fn poll_a_moment_then_drop<F: Future>(future: F, moments: usize) -> Option<F::Output> {
+    let mut future = pin!(future);
+    for _ in 0..=moments {
+        let moment = tokio::time::sleep(std::time::Duration::from_micros(300));
+        tokio::select! {
+            biased;
+            output = &mut future => return Some(output),
+            () = moment => {}
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,7 +14,8 @@
 pub use oncebox_core::{
     Attempt, Backoff, Batch, Call, Counter, Counters, Error, ErrorKind, Extract, Failure, Gate, Handler,
     Headers, Inbox, Incoming, Json, Limits, Message, NamedHandler, Once, Processed, Received, Relay, Run,
-    SendFailure, Settle, Sink, Source, State, Store, TraceContext, Tx, admin, clock, handler, run, store,
+    SendFailure, Settle, Sink, Source, SourceStatus, State, Store, TraceContext, Tx, UNREADABLE, admin,
+    clock, handler, mapping, run, store,
 };
 
 #[cfg(feature = "mariadb")]
@@ -23,6 +24,9 @@ pub use oncebox_mariadb::{self as mariadb, MariaStore, MariaTx};
 #[cfg(feature = "postgres")]
 #[doc(inline)]
 pub use oncebox_postgres::{self as postgres, PgStore, PgTx};
+#[cfg(feature = "rabbitmq")]
+#[doc(inline)]
+pub use oncebox_rabbitmq::{self as rabbitmq, RabbitmqSink, RabbitmqSource};
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use oncebox_sqlite::{self as sqlite, SqliteStore, SqliteTx};
@@ -42,6 +46,8 @@ mod guides {
     mod languages {}
     #[doc = include_str!("../../../guides/outbox.md")]
     mod outbox {}
+    #[doc = include_str!("../../../guides/brokers.md")]
+    mod brokers {}
     #[doc = include_str!("../../../guides/stores.md")]
     mod stores {}
     #[doc = include_str!("../../../guides/retention.md")]

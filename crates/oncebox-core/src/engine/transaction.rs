@@ -144,8 +144,13 @@ where
                 }
             }
             Ran::Failed { open, call, earlier, failure } => {
-                if let Some(open) = open {
-                    open.connection.rollback().await;
+                let ended = match open {
+                    Some(open) => open.connection.rollback_unless_ended().await,
+                    None => false,
+                };
+                if ended && !earlier.is_empty() {
+                    run_alone(&mut spans, span, &call);
+                    continue;
                 }
                 if strikes < PATIENCE && is_transient(inbox, &failure) {
                     strikes += 1;
@@ -272,7 +277,25 @@ fn split<St, S, W>(
     }
 }
 
-/// A commit that was refused: by a fence, a deferred constraint, an error the handler swallowed.
+/// Runs each item up to the failed call alone: one of them has ended the transaction, those after it may have been
+/// committed statement by statement, and none of them may come behind it once more.
+fn run_alone<St: Store, S>(spans: &mut Vec<Range<usize>>, span: Range<usize>, call: &CallOf<St, S>) {
+    let ran = match call.items[..] {
+        [index] => span.start + index + 1,
+        _ => span.end,
+    };
+    if ran < span.end {
+        spans.push(ran..span.end);
+    }
+    one_by_one(spans, span.start..ran);
+}
+
+/// A commit that was refused: by a fence, a deferred constraint, an error the handler swallowed, a handler that ended
+/// the transaction.
+///
+/// In that last case nobody knows which of the calls it was, and the calls after it may have been committed statement by
+/// statement. They must run again nevertheless, since they may as well have failed; so each runs alone from here on,
+/// where halves would put some of them behind the one that ends the transaction again and again.
 fn blame_commit<St, S, W>(
     work: &mut W,
     spans: &mut Vec<Range<usize>>,
@@ -290,8 +313,8 @@ where
     match first {
         Some((index, item)) if !more => {
             let text = match error.kind() {
-                ErrorKind::Fenced => Error::caused(
-                    ErrorKind::Fenced,
+                kind @ (ErrorKind::Fenced | ErrorKind::Ended) => Error::caused(
+                    kind,
                     "the transaction could not be committed; return SQL errors instead of swallowing them, \
                      and do not commit or roll back yourself",
                     error,
@@ -304,9 +327,10 @@ where
             }
             spans.push(span);
         }
+        Some(_) if error.kind() == ErrorKind::Ended => one_by_one(spans, span),
         Some(_) => halve(spans, span),
         // Nothing was called, so nothing can be blamed: somebody else owns this work now.
-        None if error.kind() == ErrorKind::Fenced => {
+        None if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Ended) => {
             tracing::warn!(%error, "a stretch without handler calls could not be committed; it is left to its owner");
         }
         // The store refuses our own rows. Going on at once would only spin.
@@ -318,6 +342,10 @@ where
 fn halve(spans: &mut Vec<Range<usize>>, span: Range<usize>) {
     let middle = span.start + span.len() / 2;
     push_all(spans, [span.start..middle, middle..span.end, 0..0]);
+}
+
+fn one_by_one(spans: &mut Vec<Range<usize>>, span: Range<usize>) {
+    spans.extend(span.rev().map(|index| index..index + 1));
 }
 
 /// Puts spans on the stack so that they are run in the order given.

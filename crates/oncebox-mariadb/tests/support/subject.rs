@@ -149,7 +149,11 @@ impl<W: Way> Subject for SubjectBy<W> {
     type Store = MariaStore;
     type Own = Transaction<'static, MySql>;
 
-    const FACTS: Facts = Facts { error_aborts_transaction: false, parallel_transactions: true };
+    const FACTS: Facts = Facts {
+        error_aborts_transaction: false,
+        parallel_transactions: true,
+        commits_outside_transaction: false,
+    };
 
     async fn create() -> Option<Self> {
         let Ok(url) = std::env::var(ADDRESS) else {
@@ -251,6 +255,18 @@ impl<W: Way> Subject for SubjectBy<W> {
     async fn work_for(tx: &mut MySqlConnection, time: Duration) -> Result<(), BoxError> {
         sqlx::query("select sleep(?)").bind(time.as_secs_f64()).execute(tx).await?;
         Ok(())
+    }
+
+    async fn spoil(&self, id: &str) {
+        let mut connection = outside(&self.plain).await.unwrap();
+        for (table, column) in [("log", "id"), ("delivery", "message_id"), ("outbox", "id")] {
+            let text = format!(
+                "update {}.{table} set headers = '{{oops', not_before = {} where {column} = ?",
+                self.name,
+                i64::MAX
+            );
+            sqlx::query(AssertSqlSafe(text)).bind(id.as_bytes()).execute(&mut connection).await.unwrap();
+        }
     }
 
     async fn begin(&self) -> Transaction<'static, MySql> {

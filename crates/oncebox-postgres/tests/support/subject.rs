@@ -130,7 +130,11 @@ impl<W: Way> Subject for SubjectBy<W> {
     type Store = PgStore;
     type Own = Transaction<'static, Postgres>;
 
-    const FACTS: Facts = Facts { error_aborts_transaction: true, parallel_transactions: true };
+    const FACTS: Facts = Facts {
+        error_aborts_transaction: true,
+        parallel_transactions: true,
+        commits_outside_transaction: true,
+    };
     const HINTS: bool = !W::POOLER;
 
     async fn create() -> Option<Self> {
@@ -236,6 +240,18 @@ impl<W: Way> Subject for SubjectBy<W> {
     async fn work_for(tx: &mut PgConnection, time: Duration) -> Result<(), BoxError> {
         Self::query("select pg_sleep($1)").bind(time.as_secs_f64()).execute(tx).await?;
         Ok(())
+    }
+
+    async fn spoil(&self, id: &str) {
+        let mut connection = self.plain.clone().connect().await.unwrap();
+        for (table, column) in [("log", "id"), ("delivery", "message_id"), ("outbox", "id")] {
+            let text = format!(
+                "update {}.{table} set headers = '{{oops', not_before = {} where {column} = $1",
+                self.name,
+                i64::MAX
+            );
+            sqlx::query(AssertSqlSafe(text)).bind(id).execute(&mut connection).await.unwrap();
+        }
     }
 
     async fn begin(&self) -> Transaction<'static, Postgres> {

@@ -56,7 +56,11 @@ impl Subject for SqliteSubject {
     type Store = SqliteStore;
     type Own = Transaction<'static, Sqlite>;
 
-    const FACTS: Facts = Facts { error_aborts_transaction: false, parallel_transactions: false };
+    const FACTS: Facts = Facts {
+        error_aborts_transaction: false,
+        parallel_transactions: false,
+        commits_outside_transaction: false,
+    };
 
     async fn create() -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
@@ -142,6 +146,17 @@ impl Subject for SqliteSubject {
             select i from work";
         sqlx::query(busy).bind(until).execute(tx).await?;
         Ok(())
+    }
+
+    async fn spoil(&self, id: &str) {
+        let mut connection = self.options().connect().await.unwrap();
+        for (table, column) in [("log", "id"), ("delivery", "message_id"), ("outbox", "id")] {
+            let text = format!(
+                "update oncebox_{table} set headers = '{{oops', not_before = {} where {column} = ?1",
+                i64::MAX
+            );
+            sqlx::query(sqlx::AssertSqlSafe(text)).bind(id).execute(&mut connection).await.unwrap();
+        }
     }
 
     async fn begin(&self) -> Transaction<'static, Sqlite> {

@@ -5,8 +5,9 @@ use std::time::Duration;
 use oncebox_core::admin::DeliveryState;
 use oncebox_core::{Attempt, Batch, Failure, Inbox, Message};
 
-use super::fixtures::{
-    HOUR, KIND, assert_once, drain, failing, handler, in_state, message, numbered, receive, registered,
+use crate::fixtures::{
+    HOUR, KIND, assert_nothing_lost, assert_once, drain, ending, failing, handler, in_state, message,
+    numbered, receive, registered,
 };
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf};
@@ -70,6 +71,26 @@ pub async fn a_message_that_ends_the_transaction_is_found<T: Subject>(subject: T
     receive(&inbox, &numbered(40)).await;
     drain(&inbox).await;
     assert_only_the_bad_ones_wait(&subject, &inbox, "charge").await;
+}
+
+/// What others wrote in that transaction is neither kept without their done marks nor lost.
+pub async fn a_message_that_commits_the_transaction_doubles_nothing<T: Subject>(subject: T) {
+    ended(subject, true).await;
+}
+
+/// The same when the handler does not say what the database answered.
+pub async fn a_message_that_hides_the_end_of_the_transaction_loses_nothing<T: Subject>(subject: T) {
+    ended(subject, false).await;
+}
+
+async fn ended<T: Subject>(subject: T, tells: bool) {
+    let charge = handler("charge", ending::<T>("charge", tells));
+    let inbox = registered(Inbox::new(subject.store()).on(KIND, charge)).await;
+    // In one lane, so that they run in this order.
+    let messages: Vec<Message> = numbered(7).into_iter().map(|message| message.key("one lane")).collect();
+    receive(&inbox, &messages).await;
+    drain(&inbox).await;
+    assert_nothing_lost(&subject, &inbox, "charge", &messages, tells).await;
 }
 
 /// One call for many: it is split until the bad one is alone.

@@ -10,7 +10,7 @@ use oncebox_core::{Attempt, ErrorKind, Failure, Inbox, Kinds, Message, Store, ru
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::fixtures::{
+use crate::fixtures::{
     HOUR, KIND, assert_once, delivery, drain, handler, ids, in_state, killed_at, message, numbered, receive,
     registered, start,
 };
@@ -92,7 +92,7 @@ async fn kill_until_dead<T: Subject>(subject: &T, inbox: &Inbox<T::Store>, enter
         }
         subject.clock().advance(HOUR);
     }
-    panic!("the killer is not dead: {:?}", super::fixtures::deliveries(inbox.store(), "charge").await);
+    panic!("the killer is not dead: {:?}", crate::fixtures::deliveries(inbox.store(), "charge").await);
 }
 
 /// I8: alone in its lane, it is dead after exactly as many kills as it has attempts.

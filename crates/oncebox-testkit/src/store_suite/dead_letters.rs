@@ -6,7 +6,7 @@ use oncebox_core::{Attempt, Failure, Inbox, Message, Received, Store};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::fixtures::{
+use crate::fixtures::{
     HOUR, KIND, assert_once, deliveries, delivery, drain, failing, handler, ids, in_state, keyed, message,
     notes, numbered, receive, record_attempt, registered,
 };

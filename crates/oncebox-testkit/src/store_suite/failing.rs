@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use oncebox_core::admin::DeliveryState;
 use oncebox_core::{Attempt, Failure, Inbox, Message, run};
 
-use super::fixtures::{
+use crate::broker::{Manners, MemoryBroker};
+use crate::fixtures::{
     HOUR, KIND, assert_once, delivery, drain, failing, handler, keyed, message, receive, registered,
 };
-use crate::broker::{Manners, MemoryBroker};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf};
 use crate::wait::until;
@@ -265,7 +265,7 @@ pub async fn any_error_text_is_kept<T: Subject>(subject: T) {
     receive(&inbox, &[message("nul"), message("long")]).await;
     drain(&inbox).await;
 
-    let dead = super::fixtures::deliveries(inbox.store(), "refuse").await;
+    let dead = crate::fixtures::deliveries(inbox.store(), "refuse").await;
     assert_eq!(dead.len(), 2);
     assert!(dead.iter().all(|info| info.state == DeliveryState::Dead && info.history.len() == 1), "{dead:?}");
 }

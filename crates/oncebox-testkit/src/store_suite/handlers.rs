@@ -7,7 +7,7 @@ use oncebox_core::{Attempt, Batch, Counter, Failure, Inbox, Json, Message, Recei
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use super::fixtures::{
+use crate::fixtures::{
     HOUR, KIND, assert_once, deliveries, drain, failing, handler, ids, message, notes, numbered, receive,
     registered,
 };

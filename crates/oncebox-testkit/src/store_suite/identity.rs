@@ -3,7 +3,7 @@
 use oncebox_core::store::Arrival;
 use oncebox_core::{ErrorKind, Inbox, Message, Received, Store};
 
-use super::fixtures::{KIND, drain, handler, ids, message, receive, registered};
+use crate::fixtures::{KIND, drain, handler, ids, message, receive, registered};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 
@@ -185,7 +185,7 @@ pub async fn a_handler_sees_scope_id_kind_and_key_as_they_came<T: Subject>(subje
     receive(&inbox, &[Message::new("plain", "x").id("b")]).await;
     drain(&inbox).await;
 
-    let mut notes = super::fixtures::notes(&subject, "charge").await;
+    let mut notes = crate::fixtures::notes(&subject, "charge").await;
     notes.sort_unstable();
     assert_eq!(notes, ["default|plain|None", "sco pe|Ünï.kind |Some(\"k'ey\")"]);
 }

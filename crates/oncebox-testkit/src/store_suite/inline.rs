@@ -9,11 +9,11 @@ use oncebox_core::{Attempt, Batch, Failure, Inbox, Message, Processed, Received,
 use tokio::sync::{Barrier, Notify};
 use tokio::task::JoinSet;
 
-use super::fixtures::{
-    HOUR, KIND, assert_once, deliveries, delivery, drain, failing, handler, ids, message, notes, numbered,
-    receive, registered,
-};
 use crate::broker::{Manners, MemoryBroker};
+use crate::fixtures::{
+    ENDER, FAILER, HOUR, KIND, assert_nothing_lost, assert_once, deliveries, delivery, drain, ending,
+    failing, handler, ids, message, notes, numbered, receive, registered,
+};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 use crate::wait::until;
@@ -116,6 +116,28 @@ pub async fn a_bad_inline_message_leaves_its_neighbours_unharmed<T: Subject>(sub
     subject.clock().advance(HOUR);
     drain(&inbox).await;
     assert_once(&subject, &numbered(20), &["charge"]).await;
+}
+
+/// One of many in a transaction ends it: their ids must not be committed without their work.
+pub async fn an_inline_message_that_ends_the_transaction_loses_nothing<T: Subject>(subject: T) {
+    ended_inline(subject, true).await;
+}
+
+/// The same when the handler does not say what the database answered.
+pub async fn an_inline_message_that_hides_the_end_of_the_transaction_loses_nothing<T: Subject>(subject: T) {
+    ended_inline(subject, false).await;
+}
+
+async fn ended_inline<T: Subject>(subject: T, tells: bool) {
+    let charge = handler("charge", ending::<T>("charge", tells));
+    let inbox = registered(Inbox::new(subject.store()).on(KIND, charge)).await;
+    let answers = inbox.process_all(numbered(7)).await.unwrap();
+    for (message, answer) in numbered(7).iter().zip(answers) {
+        let failed = [ENDER, FAILER].contains(&message.id.as_str());
+        let expected = if failed { Processed::Stored } else { Processed::Done };
+        assert_eq!(answer, expected, "{}", message.id);
+    }
+    assert_nothing_lost(&subject, &inbox, "charge", &numbered(7), tells).await;
 }
 
 /// The ids of the whole call are in one transaction, so it cannot be cut short: what was not run would be lost.

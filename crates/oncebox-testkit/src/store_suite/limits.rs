@@ -2,7 +2,7 @@
 
 use oncebox_core::{ErrorKind, Inbox, LONGEST_HEADERS, LONGEST_KEY, LONGEST_KIND, LONGEST_SCOPE, Message};
 
-use super::fixtures::{KIND, drain, handler, message, receive, registered};
+use crate::fixtures::{KIND, drain, handler, message, receive, registered};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 

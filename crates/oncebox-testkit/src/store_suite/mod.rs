@@ -7,7 +7,6 @@ pub mod batches;
 pub mod claims;
 pub mod dead_letters;
 pub mod failing;
-mod fixtures;
 pub mod handlers;
 pub mod identity;
 pub mod inline;
@@ -59,6 +58,7 @@ macro_rules! store_suite {
             outgoing_bytes_are_sent_as_they_were_published,
             headers_come_out_as_they_went_in,
             a_payload_that_cannot_be_read_is_dead_at_once,
+            a_row_that_cannot_be_read_is_a_dead_letter_and_its_lane_goes_on,
             a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_not,
         }
         $crate::cases! { $subject, store_suite, handlers:
@@ -92,6 +92,8 @@ macro_rules! store_suite {
             a_failing_message_leaves_its_neighbours_unharmed,
             a_message_that_spoils_the_commit_is_found,
             a_message_that_ends_the_transaction_is_found,
+            a_message_that_commits_the_transaction_doubles_nothing,
+            a_message_that_hides_the_end_of_the_transaction_loses_nothing,
             a_batch_with_a_bad_message_is_split_until_it_is_alone,
             a_failing_message_among_rows_of_their_own_leaves_the_others_unharmed,
             a_long_lane_is_run_batch_by_batch,
@@ -142,6 +144,8 @@ macro_rules! store_suite {
             a_failed_inline_message_becomes_a_stored_delivery,
             a_permanent_inline_failure_is_a_dead_letter,
             a_bad_inline_message_leaves_its_neighbours_unharmed,
+            an_inline_message_that_ends_the_transaction_loses_nothing,
+            an_inline_message_that_hides_the_end_of_the_transaction_loses_nothing,
             a_slow_inline_call_loses_nothing,
             an_inline_batch_handler_gets_the_whole_call,
             an_outside_handler_of_an_inline_message_is_left_to_the_runner,
@@ -188,6 +192,7 @@ macro_rules! store_suite {
             a_sink_that_is_away_blames_no_message,
             two_relays_at_once_keep_the_order_of_each_key,
             a_relay_holds_no_transaction_while_the_sink_works,
+            an_outgoing_row_that_cannot_be_read_is_dead_and_the_others_are_sent,
         }
         $crate::cases! { $subject, store_suite, retention:
             an_id_blocks_duplicates_until_its_time_is_over,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use oncebox_core::admin::DeliveryState;
 use oncebox_core::{Attempt, Counter, Failure, Inbox, Message, Processed, run};
 
-use super::fixtures::{
+use crate::fixtures::{
     HOUR, KIND, assert_once, drain, failing, handler, ids, ids_of_key, in_state, keyed, message, receive,
     registered, start,
 };

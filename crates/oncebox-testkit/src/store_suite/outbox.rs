@@ -3,9 +3,9 @@
 use jiff::Timestamp;
 use oncebox_core::{Attempt, Failure, Inbox, Message, Relay, Store, run};
 
-use super::fixtures::{HOUR, KIND, drain, handler, keyed, message, numbered, receive, registered};
 use crate::broker::{Manners, MemoryBroker};
 use crate::faults::{Fault, Faulty, How, Plan, Side};
+use crate::fixtures::{HOUR, KIND, drain, handler, keyed, message, numbered, receive, registered};
 use crate::subject::{Subject, TxOf};
 
 fn ids_sent(broker: &MemoryBroker) -> Vec<String> {
@@ -165,7 +165,7 @@ pub async fn a_scheduled_outgoing_message_waits_for_its_time<T: Subject>(subject
 pub async fn a_runner_sends_what_its_handlers_publish_at_once<T: Subject>(subject: T) {
     let inbox = registered(paying(subject.store(), |_, _| false)).await;
     let broker = MemoryBroker::new(1, Manners::GOOD);
-    let running = super::fixtures::start(run(inbox.clone()).relay(broker.clone()).poll_every(HOUR));
+    let running = crate::fixtures::start(run(inbox.clone()).relay(broker.clone()).poll_every(HOUR));
     receive(&inbox, &[message("a")]).await;
     crate::wait::until("the message is sent", || async { broker.sent().len() == 1 }).await;
     running.stop().await;

@@ -9,7 +9,7 @@ use oncebox_core::store::{AskLease, Commit, DoneLeases, LAPSED, Outcome, Settlem
 use oncebox_core::{Attempt, ErrorKind, Failure, Inbox, Message, Store, run};
 use tokio::sync::{Barrier, Notify};
 
-use super::fixtures::{
+use crate::fixtures::{
     HOUR, KIND, deliveries, delivery, drain, failing, handler, killed_at, message, numbered, receive,
     registered, start,
 };
@@ -37,7 +37,7 @@ pub async fn an_outside_handler_holds_no_connection<T: Subject>(subject: T) {
     let inbox = registered(Inbox::new(store).on(KIND, handler("call", call).concurrency(4))).await;
     receive(&inbox, &numbered(6)).await;
     drain(&inbox).await;
-    super::fixtures::assert_once(&subject, &numbered(6), &["call"]).await;
+    crate::fixtures::assert_once(&subject, &numbered(6), &["call"]).await;
     assert_eq!(deliveries(inbox.store(), "call").await.len(), 0);
 }
 

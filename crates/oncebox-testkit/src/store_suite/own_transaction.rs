@@ -2,8 +2,8 @@
 
 use oncebox_core::{Failure, Inbox, Message, Once, Store, run};
 
-use super::fixtures::{HOUR, KIND, assert_once, drain, handler, message, numbered, receive, registered};
 use crate::broker::{Manners, MemoryBroker};
+use crate::fixtures::{HOUR, KIND, assert_once, drain, handler, message, numbered, receive, registered};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf};
 

@@ -2,7 +2,7 @@
 
 use oncebox_core::{Failure, Inbox, Message, Processed, Store};
 
-use super::fixtures::{
+use crate::fixtures::{
     HOUR, KIND, assert_once, drain, failing, handler, ids, message, numbered, receive, registered,
 };
 use crate::subject::{Subject, recording};

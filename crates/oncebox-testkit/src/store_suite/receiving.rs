@@ -6,7 +6,7 @@ use oncebox_core::{Inbox, Message, Received, Store};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use super::fixtures::{KIND, assert_once, drain, handler, message, notes, numbered, receive, registered};
+use crate::fixtures::{KIND, assert_once, drain, handler, message, notes, numbered, receive, registered};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 

@@ -6,7 +6,7 @@ use oncebox_core::admin::{DeliveryFilter, DeliveryState};
 use oncebox_core::store::{Purged, Retention};
 use oncebox_core::{Failure, Inbox, Message, Received, Store};
 
-use super::fixtures::{
+use crate::fixtures::{
     HOUR, KIND, assert_once, deliveries, drain, failing, handler, ids, message, numbered, receive, registered,
 };
 use crate::ledger::Verdict;

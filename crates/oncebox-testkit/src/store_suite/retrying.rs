@@ -8,7 +8,7 @@ use oncebox_core::store::{Commit, Connection, LAPSED, Park, ParkState, TxLimits}
 use oncebox_core::{Attempt, Failure, Inbox, Message, Store, run};
 use tokio::sync::Notify;
 
-use super::fixtures::{
+use crate::fixtures::{
     HOUR, KIND, assert_once, delivery, drain, failing, handler, killed_at, message, notes, receive,
     record_attempt, registered, ten_seconds,
 };
@@ -73,7 +73,7 @@ pub async fn a_wait_begins_when_it_is_written<T: Subject>(subject: T) {
     T::work_for(&mut slow, Duration::from_millis(500)).await.unwrap();
     store.commit(slow, Commit { park: vec![park("slow")], ..Commit::default() }).await.unwrap();
 
-    let rows = super::fixtures::deliveries(&store, "charge").await;
+    let rows = crate::fixtures::deliveries(&store, "charge").await;
     let due = |id: &str| rows.iter().find(|info| info.message.id == id).unwrap().due_at;
     let apart = due("slow").duration_since(due("quick"));
     assert!(apart.as_millis() >= 400, "the second wait began {apart:?} after the first");

@@ -8,11 +8,11 @@ use oncebox_core::admin::{DeliveryFilter, DeliveryInfo, DeliveryState};
 use oncebox_core::{Counter, Failure, Inbox, Limits, Message, Store, UNREADABLE, run};
 use tokio::sync::watch;
 
-use super::fixtures::{
-    HOUR, KIND, assert_once, failing, handler, ids, message, numbered, receive, registered, start,
-};
 use crate::broker::{Manners, MemoryBroker};
 use crate::faults::{Fault, Faulty, How, Plan, Side};
+use crate::fixtures::{
+    HOUR, KIND, assert_once, failing, handler, ids, message, numbered, receive, registered, start,
+};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 use crate::wait::until;
@@ -271,7 +271,7 @@ pub async fn an_idle_transaction_of_somebody_else_stops_nobody<T: Subject>(subje
     let mut forgotten = subject.begin().await;
     T::record(&mut forgotten, Effect::of("forgotten", &message("x"))).await.unwrap();
     receive(&inbox, &numbered(10)).await;
-    super::fixtures::drain(&inbox).await;
+    crate::fixtures::drain(&inbox).await;
     assert_once(&subject, &numbered(10), &["charge"]).await;
     T::rollback(forgotten).await;
 }

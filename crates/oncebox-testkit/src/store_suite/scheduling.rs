@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use oncebox_core::admin::DeliveryState;
 use oncebox_core::{Attempt, Inbox, Message, Processed, run};
 
-use super::fixtures::{
+use crate::fixtures::{
     HOUR, KIND, assert_once, deliveries, drain, handler, ids, in_state, message, notes, receive,
     record_attempt, registered, start,
 };

@@ -6,10 +6,10 @@ use std::time::Duration;
 use oncebox_core::{Failure, Inbox, Message, run};
 use tokio::sync::Notify;
 
-use super::fixtures::{
+use crate::broker::{Manners, MemoryBroker};
+use crate::fixtures::{
     HOUR, KIND, assert_once, drain, handler, message, numbered, receive, registered, start,
 };
-use crate::broker::{Manners, MemoryBroker};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 use crate::wait::until;
@@ -98,7 +98,7 @@ pub async fn a_stop_settles_the_calls_that_are_running<T: Subject>(subject: T) {
     let stopping = tokio::spawn(running.stop());
     go.notify_one();
     stopping.await.unwrap();
-    assert_eq!(super::fixtures::deliveries(inbox.store(), "call").await.len(), 0);
+    assert_eq!(crate::fixtures::deliveries(inbox.store(), "call").await.len(), 0);
 }
 
 /// A runner that was dropped instead of stopped leaves its work to the next one.

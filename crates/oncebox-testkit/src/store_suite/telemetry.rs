@@ -3,8 +3,8 @@
 use oncebox_core::store::Count;
 use oncebox_core::{Counter, Failure, Inbox, Message, Store, TraceContext, run};
 
-use super::fixtures::{HOUR, KIND, drain, failing, handler, keyed, message, numbered, receive, registered};
 use crate::broker::{Manners, MemoryBroker};
+use crate::fixtures::{HOUR, KIND, drain, failing, handler, keyed, message, numbered, receive, registered};
 use crate::subject::{Subject, TxOf, recording};
 
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";

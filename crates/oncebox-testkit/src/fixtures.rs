@@ -15,45 +15,45 @@ use crate::ledger::{Effect, Verdict};
 use crate::subject::{Subject, TxOf};
 
 /// The kind that most cases use.
-pub(super) const KIND: &str = "order.placed";
+pub(crate) const KIND: &str = "order.placed";
 
 /// Longer than any backoff, lease or mark in these cases, shorter than any retention.
-pub(super) const HOUR: Duration = Duration::from_secs(3600);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
 /// A message of the usual kind, whose payload names its id.
-pub(super) fn message(id: impl Into<String>) -> Message {
+pub(crate) fn message(id: impl Into<String>) -> Message {
     let id = id.into();
     Message::new(KIND, format!("{{\"order\":\"{id}\"}}")).id(id)
 }
 
 /// The same with a key.
-pub(super) fn keyed(id: impl Into<String>, key: &str) -> Message {
+pub(crate) fn keyed(id: impl Into<String>, key: &str) -> Message {
     message(id).key(key)
 }
 
 /// Messages `m-000`, `m-001`, ….
-pub(super) fn numbered(count: usize) -> Vec<Message> {
+pub(crate) fn numbered(count: usize) -> Vec<Message> {
     (0..count).map(|number| message(format!("m-{number:03}"))).collect()
 }
 
 /// The ids of messages.
-pub(super) fn ids_of(messages: &[Message]) -> Vec<&str> {
+pub(crate) fn ids_of(messages: &[Message]) -> Vec<&str> {
     messages.iter().map(|message| message.id.as_str()).collect()
 }
 
 /// Names a handler whose retries wait for minutes: a slow machine must not make one due by itself.
-pub(super) fn handler<F, Args>(name: &str, function: F) -> NamedHandler<F, Args> {
+pub(crate) fn handler<F, Args>(name: &str, function: F) -> NamedHandler<F, Args> {
     let minute = Duration::from_secs(60);
     oncebox_core::handler(name, function).backoff(Backoff::new(10 * minute, 30 * minute))
 }
 
 /// Ten seconds, then twice as long each time.
-pub(super) fn ten_seconds() -> Backoff {
+pub(crate) fn ten_seconds() -> Backoff {
     Backoff::new(Duration::from_secs(10), Duration::from_secs(80))
 }
 
 /// Makes the handlers of an inbox known, as a first start does.
-pub(super) async fn registered<St, S>(inbox: Inbox<St, S>) -> Inbox<St, S>
+pub(crate) async fn registered<St, S>(inbox: Inbox<St, S>) -> Inbox<St, S>
 where
     St: Store,
     S: Clone + Send + Sync + 'static,
@@ -63,7 +63,7 @@ where
 }
 
 /// Runs what is ready.
-pub(super) async fn drain<St, S>(inbox: &Inbox<St, S>)
+pub(crate) async fn drain<St, S>(inbox: &Inbox<St, S>)
 where
     St: Store,
     S: Clone + Send + Sync + 'static,
@@ -72,7 +72,7 @@ where
 }
 
 /// Receives messages that are all new.
-pub(super) async fn receive<St, S>(inbox: &Inbox<St, S>, messages: &[Message])
+pub(crate) async fn receive<St, S>(inbox: &Inbox<St, S>, messages: &[Message])
 where
     St: Store,
     S: Clone + Send + Sync + 'static,
@@ -82,7 +82,7 @@ where
 }
 
 /// Writes its effect, then fails if `fails` says so: a failure that does not roll back shows as a doubled effect.
-pub(super) fn failing<T: Subject>(
+pub(crate) fn failing<T: Subject>(
     name: &'static str,
     fails: impl Fn(&Message, u32) -> bool + Clone + Send + Sync + 'static,
 ) -> impl Fn(TxOf<T>, Message, Attempt) -> BoxFuture<'static, Result<(), Failure>> + Clone + Send + Sync + 'static
@@ -99,8 +99,67 @@ pub(super) fn failing<T: Subject>(
     }
 }
 
+/// The message whose first attempt ends the transaction; the ones before and after it share that transaction.
+pub(crate) const ENDER: &str = "m-002";
+/// The message whose first attempt fails, after [`ENDER`] has run.
+pub(crate) const FAILER: &str = "m-004";
+
+/// Writes its effect, then ends the transaction or fails, each at its first attempt and for one message.
+///
+/// `tells` is whether it returns what the database said when it ended the transaction.
+pub(crate) fn ending<T: Subject>(
+    name: &'static str,
+    tells: bool,
+) -> impl Fn(TxOf<T>, Message, Attempt) -> BoxFuture<'static, Result<(), Failure>> + Clone + Send + Sync + 'static
+{
+    move |mut tx, message, Attempt(attempt)| {
+        Box::pin(async move {
+            T::record(&mut tx, Effect::of(name, &message)).await?;
+            match (message.id.as_str(), attempt) {
+                (ENDER, 1) => {
+                    let ended = T::end_transaction(&mut tx).await;
+                    if tells { Ok(ended?) } else { Ok(()) }
+                }
+                (FAILER, 1) => Err(Failure::from("failed on purpose")),
+                _ => Ok(()),
+            }
+        })
+    }
+}
+
+/// What must be true after [`ending`] had each of these messages once: nothing is lost, and who misbehaved is seen.
+pub(crate) async fn assert_nothing_lost<T: Subject>(
+    subject: &T,
+    inbox: &Inbox<T::Store>,
+    name: &'static str,
+    messages: &[Message],
+    tells: bool,
+) {
+    let waiting = deliveries(inbox.store(), name).await;
+    let mut failed: Vec<&str> = waiting.iter().map(|info| info.message.id.as_str()).collect();
+    failed.sort_unstable();
+    assert_eq!(failed, [ENDER, FAILER]);
+    for info in &waiting {
+        assert_eq!((info.state, info.attempts, info.history.len()), (DeliveryState::Retrying, 1, 1));
+    }
+    subject.clock().advance(HOUR);
+    drain(inbox).await;
+    assert_eq!(deliveries(inbox.store(), name).await.len(), 0);
+    if tells || !T::FACTS.commits_outside_transaction {
+        return assert_once(subject, messages, &[name]).await;
+    }
+    // What ran between the end of the transaction and the commit that noticed it was committed by itself, and once more
+    // when it ran in a transaction of its own. Who ran before is not touched, and nobody runs a third time.
+    let written = ids(subject, name).await;
+    for message in messages {
+        let count = written.iter().filter(|id| **id == message.id).count();
+        let most = if message.id.as_str() > ENDER { 2 } else { 1 };
+        assert!((1..=most).contains(&count), "{} has {count} effects", message.id);
+    }
+}
+
 /// Writes one effect per message with the attempt as its note.
-pub(super) async fn record_attempt<T: Subject>(
+pub(crate) async fn record_attempt<T: Subject>(
     tx: &mut TxOf<T>,
     name: &str,
     message: &Message,
@@ -112,31 +171,31 @@ pub(super) async fn record_attempt<T: Subject>(
 }
 
 /// The ids in the ledger that a handler wrote, in order.
-pub(super) async fn ids<T: Subject>(subject: &T, handler: &str) -> Vec<String> {
+pub(crate) async fn ids<T: Subject>(subject: &T, handler: &str) -> Vec<String> {
     let effects = subject.effects().await;
     effects.into_iter().filter(|effect| effect.handler == handler).map(|effect| effect.id).collect()
 }
 
 /// The notes in the ledger that a handler wrote, in order.
-pub(super) async fn notes<T: Subject>(subject: &T, handler: &str) -> Vec<String> {
+pub(crate) async fn notes<T: Subject>(subject: &T, handler: &str) -> Vec<String> {
     let effects = subject.effects().await;
     effects.into_iter().filter(|effect| effect.handler == handler).map(|effect| effect.note).collect()
 }
 
 /// The ids of one key that a handler wrote, in order.
-pub(super) async fn ids_of_key<T: Subject>(subject: &T, handler: &str, key: &str) -> Vec<String> {
+pub(crate) async fn ids_of_key<T: Subject>(subject: &T, handler: &str, key: &str) -> Vec<String> {
     let effects = subject.effects().await;
     let of_key = effects.into_iter().filter(|effect| effect.handler == handler && effect.note == key);
     of_key.map(|effect| effect.id).collect()
 }
 
 /// Each of these messages has exactly one effect of each of these handlers, and nothing else has any.
-pub(super) async fn assert_once<T: Subject>(subject: &T, messages: &[Message], handlers: &[&str]) {
+pub(crate) async fn assert_once<T: Subject>(subject: &T, messages: &[Message], handlers: &[&str]) {
     Verdict::of(&subject.effects().await, ids_of(messages), handlers).assert_clean();
 }
 
 /// Every delivery of a handler that has a row.
-pub(super) async fn deliveries<St: Store>(store: &St, handler: &str) -> Vec<DeliveryInfo> {
+pub(crate) async fn deliveries<St: Store>(store: &St, handler: &str) -> Vec<DeliveryInfo> {
     let mut filter = DeliveryFilter::all();
     filter.handler = Some(handler.to_owned());
     filter.limit = Some(1000);
@@ -144,14 +203,14 @@ pub(super) async fn deliveries<St: Store>(store: &St, handler: &str) -> Vec<Deli
 }
 
 /// The only delivery of a handler that has a row.
-pub(super) async fn delivery<St: Store>(store: &St, handler: &str) -> DeliveryInfo {
+pub(crate) async fn delivery<St: Store>(store: &St, handler: &str) -> DeliveryInfo {
     let mut all = deliveries(store, handler).await;
     assert_eq!(all.len(), 1, "deliveries with a row: {all:?}");
     all.remove(0)
 }
 
 /// The ids of a handler's deliveries in this state, oldest first.
-pub(super) async fn in_state<St: Store>(store: &St, handler: &str, state: DeliveryState) -> Vec<String> {
+pub(crate) async fn in_state<St: Store>(store: &St, handler: &str, state: DeliveryState) -> Vec<String> {
     let all = deliveries(store, handler).await;
     all.into_iter().filter(|info| info.state == state).map(|info| info.message.id).collect()
 }
@@ -160,7 +219,7 @@ pub(super) async fn in_state<St: Store>(store: &St, handler: &str, state: Delive
 ///
 /// # Panics
 /// When the future ends first.
-pub(super) async fn killed_at<Fut: Future>(work: Fut, reached: impl Future<Output = ()>) {
+pub(crate) async fn killed_at<Fut: Future>(work: Fut, reached: impl Future<Output = ()>) {
     tokio::select! {
         _ = work => panic!("the work ended before the point at which it was to be killed"),
         () = reached => {}
@@ -168,21 +227,27 @@ pub(super) async fn killed_at<Fut: Future>(work: Fut, reached: impl Future<Outpu
 }
 
 /// A runner in the background.
-pub(super) struct Running {
+pub(crate) struct Running {
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), Error>>,
 }
 
 impl Running {
     /// Stops it gracefully and waits for its end.
-    pub(super) async fn stop(self) {
+    pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
         self.task.await.unwrap().unwrap();
+    }
+
+    /// Drops it in the middle of whatever it does, as the death of its process would.
+    pub(crate) async fn kill(self) {
+        self.task.abort();
+        assert!(self.task.await.unwrap_err().is_cancelled());
     }
 }
 
 /// Starts a runner in the background.
-pub(super) fn start<St, S>(run: Run<St, S>) -> Running
+pub(crate) fn start<St, S>(run: Run<St, S>) -> Running
 where
     St: Store,
     S: Clone + Send + Sync + 'static,

@@ -1,0 +1,117 @@
+//! What many cases of the broker suite begin with.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use oncebox_core::mapping::Delivered;
+use oncebox_core::{Counter, Error, Inbox, Incoming, Message, Settle, Source, Store, run};
+
+use super::subject::BrokerSubject;
+use crate::fixtures::{KIND, Running, handler, keyed, message, start};
+use crate::subject::{Subject, recording};
+use crate::wait::until;
+
+/// How often runners of the suite poll.
+pub(super) const FAST: Duration = Duration::from_millis(20);
+
+/// An inbox whose handler writes one effect per message, with the key as its note.
+pub(super) fn charging<T: Subject>(store: &T) -> Inbox<T::Store> {
+    charging_on::<T, _>(store.store())
+}
+
+/// The same on another store over the subject's tables.
+pub(super) fn charging_on<T, St>(store: St) -> Inbox<St>
+where
+    T: Subject,
+    St: Store<Connection = <T::Store as Store>::Connection>,
+{
+    Inbox::new(store).on(KIND, handler("charge", recording::<T>("charge")))
+}
+
+/// A runner that takes messages from the broker.
+pub(super) fn consuming<B: BrokerSubject, St: Store>(broker: &B, inbox: &Inbox<St>) -> Running {
+    start(run(inbox.clone()).consume(broker.source(broker.address(), None)).poll_every(FAST))
+}
+
+/// Puts messages on the queue in their natural layout.
+pub(super) async fn put<B: BrokerSubject>(broker: &B, messages: &[Message]) {
+    let deliveries: Vec<Delivered> =
+        messages.iter().map(|message| B::delivery(message, Some(message.id.as_bytes()))).collect();
+    broker.put(&deliveries).await;
+}
+
+/// Returns when this many effects are in the ledger.
+pub(super) async fn until_effects<T: Subject>(store: &T, count: usize) {
+    until("every effect is there", || async { store.effects().await.len() >= count }).await;
+}
+
+/// Every message is acknowledged: the broker has nothing left, or else delivers nothing again.
+pub(super) async fn assert_acknowledged<B: BrokerSubject, T: Subject>(broker: &B, store: &T) {
+    if broker.pending().await.is_some() {
+        until("the broker has nothing left", || async { broker.pending().await == Some(0) }).await;
+        return;
+    }
+    // What is not acknowledged comes again on a new connection, before anything newer.
+    let inbox = charging(store);
+    let before = store.effects().await.len();
+    let running = consuming(broker, &inbox);
+    put(broker, &[message("a marker after everything else")]).await;
+    until_effects(store, before + 1).await;
+    running.stop().await;
+    assert_eq!(inbox.counters().get("", Counter::Duplicate), 0, "messages were delivered again");
+}
+
+/// `count` messages over these keys in turn; ids sort as they were put.
+pub(super) fn in_turn(count: usize, keys: &[&str]) -> Vec<Message> {
+    (0..count).map(|number| keyed(format!("m-{number:05}"), keys[number % keys.len()])).collect()
+}
+
+/// A source that another one looks through: it counts, and can keep acknowledgements back.
+pub(super) struct Tap<S> {
+    source: S,
+    pub(super) seen: Arc<Seen>,
+}
+
+/// What a [`Tap`] has seen.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// Calls of `next` that answered.
+    pub(super) calls: AtomicUsize,
+    /// Messages handed over.
+    pub(super) messages: AtomicUsize,
+    /// While set, what is settled never reaches the source, and the call never returns.
+    pub(super) holds_back: AtomicBool,
+}
+
+impl<S> Tap<S> {
+    pub(super) fn new(source: S) -> Self {
+        Self { source, seen: Arc::default() }
+    }
+}
+
+impl<S: Source> Source for Tap<S> {
+    type Receipt = S::Receipt;
+
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    async fn next(&mut self, most: usize) -> Result<Vec<Incoming<S::Receipt>>, Error> {
+        let incoming = self.source.next(most).await?;
+        self.seen.calls.fetch_add(1, Ordering::SeqCst);
+        self.seen.messages.fetch_add(incoming.len(), Ordering::SeqCst);
+        Ok(incoming)
+    }
+
+    async fn settle(&mut self, settled: Vec<(S::Receipt, Settle)>) -> Result<(), Error> {
+        if self.seen.holds_back.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        self.source.settle(settled).await
+    }
+
+    async fn lag(&mut self) -> Result<Option<u64>, Error> {
+        self.source.lag().await
+    }
+}

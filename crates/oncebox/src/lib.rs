@@ -13,10 +13,10 @@
 
 #[doc(inline)]
 pub use oncebox_core::{
-    Attempt, Backoff, Batch, Call, Counter, Counters, Error, ErrorKind, Extract, Failure, Handler, Headers,
-    Inbox, Incoming, Json, Limits, Message, NamedHandler, Once, Processed, Received, Relay, Run, SendFailure,
-    Settle, Sink, Source, SourceStatus, State, Store, TraceContext, Tx, UNREADABLE, admin, clock, handler,
-    mapping, run, store,
+    Attempt, Backoff, Batch, Call, Counter, Counters, Error, ErrorKind, Extract, Failure, Gate, Handler,
+    Headers, Inbox, Incoming, Json, Limits, Message, NamedHandler, Once, Processed, Received, Relay, Run,
+    SendFailure, Settle, Sink, Source, SourceStatus, State, Store, TraceContext, Tx, UNREADABLE, admin,
+    clock, handler, mapping, run, store,
 };
 
 #[cfg(feature = "mariadb")]

@@ -64,4 +64,6 @@ mod guides {
     mod testing {}
     #[doc = include_str!("../../../guides/crash-safety.md")]
     mod crash_safety {}
+    #[doc = include_str!("../../../guides/performance.md")]
+    mod performance {}
 }

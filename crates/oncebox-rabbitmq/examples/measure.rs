@@ -14,9 +14,10 @@ use lapin::options::{
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
-use oncebox_core::{Counter, Inbox, Message, Relay, Sink, Store, run};
+use oncebox_core::{Counter, Error, Inbox, Message, Relay, SendFailure, Sink, Store, run};
 use oncebox_postgres::PgStore;
 use oncebox_rabbitmq::{RabbitmqSink, RabbitmqSinkConfig, RabbitmqSource, RabbitmqSourceConfig, RoutingKey};
+use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use xtask::postgres::PrivatePostgres;
 use xtask::rabbitmq::PrivateRabbitmq;
@@ -75,23 +76,44 @@ async fn main() {
         };
         run(inbox).consume(source).with_graceful_shutdown(done).await.unwrap();
 
-        for lot in messages("outbox").chunks(1000) {
-            let mut own = pool.begin().await.unwrap();
-            store.publish(&mut own, lot).await.unwrap();
-            own.commit().await.unwrap();
+        fill_outbox(&pool, &store, &messages("nothing")).await;
+        relay(&store, Relay::new(Nothing).batch(BATCH), "outbox to a sink that does nothing", count).await;
+        for batch in [BATCH, 2 * BATCH] {
+            fill_outbox(&pool, &store, &messages(&format!("outbox-{batch}"))).await;
+            let sink = Relay::new(RabbitmqSink::new(config.clone()).unwrap()).batch(batch);
+            relay(&store, sink, &format!("outbox to confirmed, batches of {batch}"), count).await;
+            consume_alone(&connection, count).await;
         }
-        let inbox = Inbox::new(store.clone());
-        let relay = Relay::new(RabbitmqSink::new(config).unwrap()).batch(BATCH);
-        let (began, seen) = (Instant::now(), inbox.clone());
-        let done = async move {
-            while seen.counters().get("", Counter::Sent) < i64::try_from(count).unwrap() {
-                tokio::time::sleep(Duration::from_millis(2)).await;
-            }
-            report("outbox to confirmed", count, began);
-        };
-        run(inbox).relay(relay).with_graceful_shutdown(done).await.unwrap();
-        consume_alone(&connection, count).await;
     }
+}
+
+/// Shows what the relay and the store cost by themselves.
+struct Nothing;
+
+impl Sink for Nothing {
+    async fn send(&self, messages: &[Message]) -> Result<Vec<Result<(), SendFailure>>, Error> {
+        Ok(vec![Ok(()); messages.len()])
+    }
+}
+
+async fn fill_outbox(pool: &PgPool, store: &PgStore, messages: &[Message]) {
+    for lot in messages.chunks(1000) {
+        let mut own = pool.begin().await.unwrap();
+        store.publish(&mut own, lot).await.unwrap();
+        own.commit().await.unwrap();
+    }
+}
+
+async fn relay<K: Sink>(store: &PgStore, relay: Relay<K>, what: &str, count: usize) {
+    let inbox = Inbox::new(store.clone());
+    let (began, seen, what) = (Instant::now(), inbox.clone(), what.to_owned());
+    let done = async move {
+        while seen.counters().get("", Counter::Sent) < i64::try_from(count).unwrap() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        report(&what, count, began);
+    };
+    run(inbox).relay(relay).with_graceful_shutdown(done).await.unwrap();
 }
 
 fn report(what: &str, count: usize, began: Instant) {

@@ -1,5 +1,7 @@
 //! What only RabbitMQ can get wrong.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::io::{Read, Write};

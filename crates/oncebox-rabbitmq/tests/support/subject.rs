@@ -28,7 +28,7 @@ pub struct RabbitmqSubject {
 
 enum Server {
     Shared(Arc<PrivateRabbitmq>),
-    Own(Option<PrivateRabbitmq>),
+    Own(Box<Option<PrivateRabbitmq>>),
 }
 
 impl RabbitmqSubject {
@@ -128,7 +128,7 @@ impl BrokerSubject for RabbitmqSubject {
     async fn create_alone() -> Option<Self> {
         let server = own_server("").await?;
         let port = server.port();
-        Some(Self::on(Server::Own(Some(server)), port).await)
+        Some(Self::on(Server::Own(Box::new(Some(server))), port).await)
     }
 
     fn address(&self) -> SocketAddr {
@@ -209,6 +209,6 @@ impl BrokerSubject for RabbitmqSubject {
             own.restart(mode).unwrap();
             own
         });
-        *server = Some(restarted.await.unwrap());
+        **server = Some(restarted.await.unwrap());
     }
 }

@@ -34,7 +34,7 @@ pub struct NatsSink {
     config: NatsSinkConfig,
     /// Connected when the first message is sent; the client reconnects by itself.
     connection: Mutex<Option<Connection>>,
-    /// A call was given up before every message was answered for: the connection may be dead without our knowing.
+    /// A call was given up, or nothing of it was confirmed: the connection may be dead without our knowing.
     given_up: AtomicBool,
 }
 
@@ -113,12 +113,15 @@ impl Sink for NatsSink {
             return Err(away("the connection to NATS is lost; it is being made again"));
         }
         if self.given_up.swap(true, Ordering::SeqCst) && !answers(&client).await {
-            // Fails only when the client has ended, which its state says above from now on.
-            client.force_reconnect().await.ok();
+            if client.force_reconnect().await.is_err() {
+                // The client has ended; a new one is made.
+                *self.connection.lock().await = None;
+            }
             return Err(away("NATS does not answer; the connection is made again"));
         }
         let answers = self.publish(&connection, messages).await;
-        self.given_up.store(false, Ordering::SeqCst);
+        let none_confirmed = answers.iter().all(Result::is_err);
+        self.given_up.store(none_confirmed, Ordering::SeqCst);
         Ok(answers)
     }
 }

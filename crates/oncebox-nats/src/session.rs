@@ -281,21 +281,30 @@ impl Pump {
                 break why;
             }
         };
-        let returned = self.held.end(why);
-        // Whoever else reads from the consumer gets them at once instead of after the wait for acknowledgement.
+        let mut returned = self.held.end(why);
         if *phase.borrow() == Phase::Stopping && *lost.borrow() == 0 {
-            for reply in returned {
-                if self.client.publish(reply, RETURN).await.is_err() {
-                    return;
-                }
+            // First no more requests of ours: else the server would give us back what we return.
+            if self.subscriber.unsubscribe().await.is_err() {
+                return;
             }
-            let flushed = tokio::time::timeout(HEARTBEAT, self.client.flush()).await;
-            if flushed.is_err() {
+            while let Some(message) = self.subscriber.next().await {
+                returned.extend(message.reply.filter(|_| message.status.is_none()));
+            }
+            let given_back = tokio::time::timeout(HEARTBEAT, self.give_back(returned)).await;
+            if !matches!(given_back, Ok(Ok(()))) {
                 tracing::debug!(
                     "NATS was not told what the source gives back; it comes again after the wait"
                 );
             }
         }
+    }
+
+    /// Whoever else reads from the consumer gets these at once instead of after the wait for acknowledgement.
+    async fn give_back(&self, replies: Vec<Subject>) -> Result<(), async_nats::Error> {
+        for reply in replies {
+            self.client.publish(reply, RETURN).await?;
+        }
+        Ok(self.client.flush().await?)
     }
 
     /// Waits for one thing to happen and deals with it. Nothing that has arrived is lost when it is dropped.

@@ -21,12 +21,18 @@ pub use oncebox_core::{
 #[cfg(feature = "mariadb")]
 #[doc(inline)]
 pub use oncebox_mariadb::{self as mariadb, MariaStore, MariaTx};
+#[cfg(feature = "nats")]
+#[doc(inline)]
+pub use oncebox_nats::{self as nats, NatsSink, NatsSource};
 #[cfg(feature = "postgres")]
 #[doc(inline)]
 pub use oncebox_postgres::{self as postgres, PgStore, PgTx};
 #[cfg(feature = "rabbitmq")]
 #[doc(inline)]
 pub use oncebox_rabbitmq::{self as rabbitmq, RabbitmqSink, RabbitmqSource};
+#[cfg(feature = "redis")]
+#[doc(inline)]
+pub use oncebox_redis::{self as redis, RedisSink, RedisSource};
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use oncebox_sqlite::{self as sqlite, SqliteStore, SqliteTx};
@@ -61,3 +67,11 @@ mod guides {
     #[doc = include_str!("../../../guides/crash-safety.md")]
     mod crash_safety {}
 }
+
+// A guide of a broker needs the feature of that broker.
+#[cfg(all(doctest, feature = "sqlite", feature = "nats"))]
+#[doc = include_str!("../../../guides/brokers/nats.md")]
+mod nats_guide {}
+#[cfg(all(doctest, feature = "sqlite", feature = "redis"))]
+#[doc = include_str!("../../../guides/brokers/redis.md")]
+mod redis_guide {}

@@ -1,7 +1,7 @@
 //! A private NATS server, and what the suites of the test kit need to know about it.
 
 // Part of tests, which clippy sees only in functions marked as such. Each test binary uses its own part.
-#![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub, unused_imports)]
 
 mod plain;
 mod subject;

@@ -35,7 +35,8 @@ pub struct NatsSubject {
 
 impl NatsSubject {
     async fn on(shared: Option<Arc<PrivateNats>>, own: Option<PrivateNats>) -> Self {
-        let port = own.as_ref().map(PrivateNats::port).or(shared.as_ref().map(|server| server.port())).unwrap();
+        let port =
+            own.as_ref().map(PrivateNats::port).or(shared.as_ref().map(|server| server.port())).unwrap();
         let plain = Plain::connect(&format!("nats://127.0.0.1:{port}")).await;
         let subject = Self { _shared: shared, own, port, plain, number: fresh_number() };
         let (queue, destination) = (subject.queue(), subject.destination());

@@ -15,9 +15,9 @@ use tokio::time::Instant;
 
 use crate::api::{Api, ApiError, CONSUMER_NOT_FOUND, STREAM_NOT_FOUND};
 use crate::config::{NatsRetention, NatsSourceConfig};
-use crate::connect::{AfterLoss, Target, connect};
 use crate::held::Held;
-use crate::{unparsed, wire};
+use crate::link::{AfterLoss, Target, connect};
+use crate::{envelope, unparsed};
 
 /// How long the server keeps a request for messages open.
 const ASK_FOR: Duration = Duration::from_secs(30);
@@ -354,8 +354,12 @@ impl Pump {
             Some(sequence) => format!("{}-{sequence}", self.stream),
             None => String::new(),
         };
-        let headers = wire::listed(message.headers);
-        Some((reply, bytes, wire::read(&self.mapping, &message.subject, headers, message.payload, position)))
+        let headers = envelope::listed(message.headers);
+        Some((
+            reply,
+            bytes,
+            envelope::read(&self.mapping, &message.subject, headers, message.payload, position),
+        ))
     }
 
     fn status(&mut self, message: &Message) -> Result<(), String> {

@@ -15,8 +15,8 @@ use oncebox_core::{Error, ErrorKind, Message, SendFailure, Sink};
 use tokio::sync::{Mutex, watch};
 
 use crate::config::NatsSinkConfig;
-use crate::connect::{AfterLoss, Target, connect};
-use crate::wire;
+use crate::envelope;
+use crate::link::{AfterLoss, Target, connect};
 
 /// More than a relay ever hands over at once.
 const AT_ONCE: usize = 20_000;
@@ -69,7 +69,7 @@ impl NatsSink {
     fn subject(&self, message: &Message) -> String {
         match &self.config.subject {
             Some(subject) => subject.clone(),
-            None => wire::subject_of(self.config.prefix.as_deref(), &message.kind),
+            None => envelope::subject_of(self.config.prefix.as_deref(), &message.kind),
         }
     }
 
@@ -82,7 +82,7 @@ impl NatsSink {
         let mut confirmations = FuturesUnordered::new();
         for (place, message) in messages.iter().enumerate() {
             let subject = self.subject(message);
-            let headers = wire::write(message, &subject, self.config.stream.as_deref());
+            let headers = envelope::write(message, &subject, self.config.stream.as_deref());
             let publish = PublishMessage::build().headers(headers).payload(message.payload.clone());
             match context.send_publish(subject.clone(), publish).await {
                 Ok(confirmation) => confirmations.push(async move { (place, subject, confirmation.await) }),

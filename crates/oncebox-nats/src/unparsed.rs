@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::api::{Api, ApiError, MESSAGE_NOT_FOUND};
 use crate::config::NatsSourceConfig;
-use crate::wire;
+use crate::envelope;
 
 /// The most messages looked at after one loss.
 const MOST: usize = 20_000;
@@ -86,7 +86,7 @@ fn taken(
     let reply = format!("$JS.ACK.{}.{}.1.{at}.0.0.0", config.stream, config.consumer);
     let bytes = raw.len() + payload.len();
     let position = format!("{}-{at}", config.stream);
-    let mapped = wire::read(&config.mapping, subject, listed(raw), Bytes::from(payload), position);
+    let mapped = envelope::read(&config.mapping, subject, listed(raw), Bytes::from(payload), position);
     (reply.into(), bytes, mapped)
 }
 

@@ -15,13 +15,13 @@
 //! ```
 
 mod config;
-mod connect;
+mod envelope;
 mod held;
+mod link;
 mod session;
 mod sink;
 mod source;
 mod watch;
-mod wire;
 
 pub use config::{RedisSinkConfig, RedisSourceConfig, RedisTls};
 pub use sink::RedisSink;

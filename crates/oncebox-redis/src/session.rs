@@ -11,10 +11,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::config::RedisSourceConfig;
-use crate::connect::{ask, connect, failed, list, text};
+use crate::envelope::{self, Entry};
 use crate::held::Held;
+use crate::link::{ask, connect, failed, list, text};
 use crate::watch::{Reported, standing};
-use crate::wire::{self, Entry};
 
 /// How long a read waits for the first entry; the time a stop may take.
 const BLOCK: Duration = Duration::from_secs(1);
@@ -217,7 +217,7 @@ impl Task {
         for Entry { id, fields } in entries {
             match fields {
                 Some(fields) if !self.held.holds(&id) => {
-                    let mapped = wire::read(&self.config, &id, fields);
+                    let mapped = envelope::read(&self.config, &id, fields);
                     taken.push((id, mapped));
                 }
                 None if !self.held.holds(&id) => gone.push(id),
@@ -295,7 +295,7 @@ impl Task {
             let mut answer = list(ask(&mut self.connection, &command).await?).into_iter();
             // A page may be empty and not be the last.
             cursor = text(answer.next().unwrap_or(Value::Nil));
-            let entries = wire::entries(answer.next().unwrap_or(Value::Nil));
+            let entries = envelope::entries(answer.next().unwrap_or(Value::Nil));
             let deleted: Vec<String> =
                 list(answer.next().unwrap_or(Value::Nil)).into_iter().map(text).collect();
             if !entries.is_empty() {
@@ -351,7 +351,7 @@ fn of_one_stream(answer: Value) -> Vec<Entry> {
         Value::Map(streams) => streams.into_iter().next().map(|(_, entries)| entries),
         _ => None,
     };
-    first.map(wire::entries).unwrap_or_default()
+    first.map(envelope::entries).unwrap_or_default()
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -6,8 +6,8 @@ use redis::{RedisError, Value};
 use tokio::sync::Mutex;
 
 use crate::config::RedisSinkConfig;
-use crate::connect::{connect, failed, list};
-use crate::wire;
+use crate::envelope;
+use crate::link::{connect, failed, list};
 
 /// More than this Redis takes in no field, whatever its settings.
 const LARGEST: usize = 512 * 1024 * 1024;
@@ -37,7 +37,7 @@ impl RedisSink {
         let mut pipeline = redis::pipe();
         pipeline.atomic();
         for message in messages {
-            pipeline.add_command(wire::write(&self.config, message));
+            pipeline.add_command(envelope::write(&self.config, message));
         }
         // MULTI and each command are answered before EXEC, which has all answers in one.
         let answers = connection.req_packed_commands(&pipeline, messages.len() + 1, 1).await?;

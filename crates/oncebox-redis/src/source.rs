@@ -7,8 +7,8 @@ use redis::aio::ConnectionLike;
 use tokio::task::JoinHandle;
 
 use crate::config::RedisSourceConfig;
-use crate::connect::failed;
 use crate::held::{Held, Taken};
+use crate::link::failed;
 use crate::session::{Phase, Session, claim_command};
 use crate::watch::standing;
 

@@ -4,8 +4,8 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
 use crate::config::RedisSourceConfig;
-use crate::connect::{ask, list, number, text};
 use crate::held::Held;
+use crate::link::{ask, list, number, text};
 
 /// What the server says about the group.
 #[derive(Debug, Clone, PartialEq, Eq)]

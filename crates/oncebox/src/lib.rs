@@ -58,6 +58,12 @@ mod guides {
     #[cfg(feature = "rabbitmq")]
     #[doc = include_str!("../../../guides/brokers/rabbitmq.md")]
     mod rabbitmq {}
+    #[cfg(feature = "nats")]
+    #[doc = include_str!("../../../guides/brokers/nats.md")]
+    mod nats {}
+    #[cfg(feature = "redis")]
+    #[doc = include_str!("../../../guides/brokers/redis.md")]
+    mod redis {}
     #[doc = include_str!("../../../guides/stores.md")]
     mod stores {}
     #[doc = include_str!("../../../guides/retention.md")]
@@ -71,11 +77,3 @@ mod guides {
     #[doc = include_str!("../../../guides/crash-safety.md")]
     mod crash_safety {}
 }
-
-// A guide of a broker needs the feature of that broker.
-#[cfg(all(doctest, feature = "sqlite", feature = "nats"))]
-#[doc = include_str!("../../../guides/brokers/nats.md")]
-mod nats_guide {}
-#[cfg(all(doctest, feature = "sqlite", feature = "redis"))]
-#[doc = include_str!("../../../guides/brokers/redis.md")]
-mod redis_guide {}

@@ -6,7 +6,7 @@ use oncebox_core::{Headers, Message};
 use redis::{Cmd, Value};
 
 use crate::config::{RedisSinkConfig, RedisSourceConfig};
-use crate::connect::{bytes, list, text};
+use crate::link::{bytes, list, text};
 
 const ID: &str = "id";
 const KIND: &str = "kind";

@@ -72,7 +72,7 @@ impl Session {
         let created = |info: &Value| info["created"].as_str().unwrap_or_default().to_owned();
         let held = Arc::new(Held::default());
         if after_loss {
-            held.add(unparsed::find(&api, &config, &consumer).await?);
+            held.add(unparsed::find(&api, &config, &consumer).await);
         }
         let inbox = client.new_inbox();
         let subscriber = client.subscribe(format!("{inbox}.*")).await.map_err(|error| {

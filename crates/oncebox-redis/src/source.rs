@@ -117,10 +117,11 @@ impl Source for RedisSource {
                 }
             }
         }
+        // No longer held first: else it could be refreshed right after it was given back.
+        self.held.forget(&returned);
         let told = self.tell(&accepted, &returned).await;
         // What could not be acknowledged comes again when the connection is made again.
         self.held.forget(&accepted);
-        self.held.forget(&returned);
         told
     }
 

@@ -1,6 +1,6 @@
 //! How fast the source and the sink are beside the plain client, on a private server.
 //!
-//! `cargo run --release -p oncebox-redis --example measure -- 50000`
+//! `cargo run --release -p oncebox-redis --example measure_redis -- 50000`
 
 // A program that prints.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]

@@ -61,8 +61,8 @@ impl Sink for RedisSink {
                 None => connect(&self.config.url, &self.config.tls, self.config.timeout).await?,
             };
             let added = self.add(&mut connection, &fit).await;
-            let keep = !added.as_ref().is_err_and(|error| error.is_io_error() || error.is_timeout());
-            if keep {
+            // An answer with a code is the server's: the connection is well.
+            if added.as_ref().err().is_none_or(|error| error.code().is_some()) {
                 *slot = Some(connection);
             }
             let text = format!("stream `{}` took nothing", self.config.stream);

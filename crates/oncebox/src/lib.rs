@@ -22,12 +22,18 @@ pub use oncebox_core::{
 #[cfg(feature = "mariadb")]
 #[doc(inline)]
 pub use oncebox_mariadb::{self as mariadb, MariaStore, MariaTx};
+#[cfg(feature = "nats")]
+#[doc(inline)]
+pub use oncebox_nats::{self as nats, NatsSink, NatsSource};
 #[cfg(feature = "postgres")]
 #[doc(inline)]
 pub use oncebox_postgres::{self as postgres, PgStore, PgTx};
 #[cfg(feature = "rabbitmq")]
 #[doc(inline)]
 pub use oncebox_rabbitmq::{self as rabbitmq, RabbitmqSink, RabbitmqSource};
+#[cfg(feature = "redis")]
+#[doc(inline)]
+pub use oncebox_redis::{self as redis, RedisSink, RedisSource};
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use oncebox_sqlite::{self as sqlite, SqliteStore, SqliteTx};
@@ -52,6 +58,12 @@ mod guides {
     #[cfg(feature = "rabbitmq")]
     #[doc = include_str!("../../../guides/brokers/rabbitmq.md")]
     mod rabbitmq {}
+    #[cfg(feature = "nats")]
+    #[doc = include_str!("../../../guides/brokers/nats.md")]
+    mod nats {}
+    #[cfg(feature = "redis")]
+    #[doc = include_str!("../../../guides/brokers/redis.md")]
+    mod redis {}
     #[doc = include_str!("../../../guides/stores.md")]
     mod stores {}
     #[doc = include_str!("../../../guides/retention.md")]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oncebox_core::mapping::{ID_HEADER, KEY_HEADER, KIND_HEADER, Mapping};
-use oncebox_core::{Error, duration};
+use oncebox_core::{Error, durations};
 use rumqttc::QoS;
 use rumqttc::mqttbytes::valid_filter;
 use serde::{Deserialize, Deserializer};
@@ -39,19 +39,19 @@ pub struct MqttSourceConfig {
     /// 1 or 2; 1 unless set, because duplicates are dropped by us anyway.
     pub qos: u8,
     /// How long the server keeps the session, and what comes for it, while we are away; 7 days unless set.
-    #[serde(with = "duration")]
+    #[serde(with = "durations")]
     pub session_expiry: Duration,
     /// The most messages the server may send ahead of our acknowledgements; 1,000 unless set.
     pub prefetch: u16,
     /// After this long with no traffic we ask the server for a sign of life, and give the connection up when none
     /// comes within the same time; 30 s unless set.
-    #[serde(with = "duration")]
+    #[serde(with = "durations")]
     pub keep_alive: Duration,
     /// How long connecting and subscribing may take; 10 s unless set.
-    #[serde(with = "duration")]
+    #[serde(with = "durations")]
     pub connect_timeout: Duration,
     /// How long a message that could not be taken in waits before it is handed over again; 1 s unless set.
-    #[serde(with = "duration")]
+    #[serde(with = "durations")]
     pub return_after: Duration,
     /// The user, when it is not in the url.
     pub username: Option<String>,
@@ -251,13 +251,13 @@ pub struct MqttSinkConfig {
     /// The server confirms such a message and forgets it. Not every server tells; Mosquitto does.
     pub require_subscribers: bool,
     /// How long the server keeps a message for those who are away; for as long as it keeps their sessions unless set.
-    #[serde(with = "duration::option")]
+    #[serde(deserialize_with = "maybe")]
     pub message_expiry: Option<Duration>,
     /// After this long with no traffic we ask the server for a sign of life; 30 s unless set.
-    #[serde(with = "duration")]
+    #[serde(with = "durations")]
     pub keep_alive: Duration,
     /// How long connecting may take; 10 s unless set.
-    #[serde(with = "duration")]
+    #[serde(with = "durations")]
     pub connect_timeout: Duration,
     /// The user, when it is not in the url.
     pub username: Option<String>,
@@ -438,4 +438,8 @@ fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>
         OneOrMore::One(filter) => vec![filter],
         OneOrMore::More(filters) => filters,
     })
+}
+
+fn maybe<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    durations::deserialize(deserializer).map(Some)
 }

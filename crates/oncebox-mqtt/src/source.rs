@@ -70,12 +70,6 @@ struct Link {
     task: JoinHandle<Ended>,
 }
 
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 impl MqttSource {
     /// A source of this name, which is also the scope of its message ids.
     ///

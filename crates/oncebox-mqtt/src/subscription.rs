@@ -17,6 +17,9 @@ use tokio::time::Instant;
 use crate::config::MqttSourceConfig;
 use crate::server::{Server, is_taken_over};
 
+/// How long a connection that is not needed any more is kept at most, twice.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+
 /// What the connection hands to the source.
 #[derive(Debug)]
 pub(crate) enum Arrived {
@@ -64,13 +67,33 @@ impl Subscription {
         Ok((Self { config, server, client: client.clone(), events, arrivals, written }, client))
     }
 
-    /// Serves the connection until it breaks.
+    /// Serves the connection until it breaks or the source is gone.
     pub(crate) async fn serve(mut self, pause: Duration) -> Ended {
-        tokio::time::sleep(pause).await;
-        match self.subscribe().await {
-            Ok(()) => self.deliver().await,
-            Err(ended) => ended,
+        let arrivals = self.arrivals.clone();
+        let connection = async {
+            tokio::time::sleep(pause).await;
+            match self.subscribe().await {
+                Ok(()) => self.deliver().await,
+                Err(ended) => ended,
+            }
+        };
+        tokio::select! {
+            ended = connection => return ended,
+            () = arrivals.closed() => {}
         }
+        self.leave().await
+    }
+
+    /// Says goodbye, and stays for a moment: the server throws away what it has not read of a connection that is gone,
+    /// acknowledgements too.
+    async fn leave(&mut self) -> Ended {
+        // Does not connect to say it when there is no connection yet.
+        if self.client.try_disconnect_now().is_ok() {
+            let goodbye = async { while self.poll().await.is_ok() {} };
+            let _ = tokio::time::timeout(LEAVE_WITHIN, goodbye).await;
+            tokio::time::sleep(LEAVE_WITHIN).await;
+        }
+        self.server.error("the source is gone").into()
     }
 
     async fn subscribe(&mut self) -> Result<(), Ended> {

@@ -194,12 +194,12 @@ fn process_id(process: &Child) -> io::Result<Pid> {
 ///
 /// A destructor alone is not enough: it does not run for a `static`, nor in a test binary that is interrupted.
 #[derive(Debug)]
-struct Guard {
+pub(crate) struct Guard {
     process: Option<Child>,
 }
 
 impl Guard {
-    fn start(folder: &Path) -> io::Result<Self> {
+    pub(crate) fn start(folder: &Path) -> io::Result<Self> {
         // Knows the server, and whatever the server has started, by the folder it runs in; a number from a file might
         // by now be another process. Looks again afterwards, for a process that was just being started.
         let script = r#"
@@ -216,7 +216,7 @@ impl Guard {
     }
 
     /// Lets the guard do its work; the first caller gets the process to wait for.
-    fn release(&mut self) -> Option<Child> {
+    pub(crate) fn release(&mut self) -> Option<Child> {
         let mut process = self.process.take()?;
         drop(process.stdin.take());
         Some(process)

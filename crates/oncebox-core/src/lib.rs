@@ -23,6 +23,7 @@ mod run;
 mod sink;
 mod source;
 pub mod store;
+mod stored;
 mod trace;
 mod tx;
 mod wake;

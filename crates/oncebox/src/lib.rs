@@ -24,6 +24,9 @@ pub use oncebox_mariadb::{self as mariadb, MariaStore, MariaTx};
 #[cfg(feature = "postgres")]
 #[doc(inline)]
 pub use oncebox_postgres::{self as postgres, PgStore, PgTx};
+#[cfg(feature = "rabbitmq")]
+#[doc(inline)]
+pub use oncebox_rabbitmq::{self as rabbitmq, RabbitmqSink, RabbitmqSource};
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use oncebox_sqlite::{self as sqlite, SqliteStore, SqliteTx};

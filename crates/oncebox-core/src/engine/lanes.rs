@@ -149,7 +149,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
                 .filter_map(|row| {
                     let (message, state) = self.parked(row, &mut keys, ParkState::Ready(Duration::ZERO))?;
                     let ran = matches!(state, ParkState::Ready(_) | ParkState::Held) && !row.held;
-                    let error = ran.then(|| SUSPECTED.to_owned());
+                    let error = row.unreadable.clone().or_else(|| ran.then(|| SUSPECTED.to_owned()));
                     let attempts = if ran { attempts } else { 0 };
                     Some(Park { handler: self.handler.name().to_owned(), message, state, attempts, error })
                 })
@@ -180,7 +180,8 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
             .filter_map(|row| {
                 let (message, state) = self.parked(row, &mut keys, ParkState::Leased(self.token, LEASE))?;
                 let attempts = u32::from(matches!(state, ParkState::Leased(..)));
-                Some(Park { handler: self.handler.name().to_owned(), message, state, attempts, error: None })
+                let (handler, error) = (self.handler.name().to_owned(), row.unreadable.clone());
+                Some(Park { handler, message, state, attempts, error })
             })
             .collect();
         self.lanes_wanted = lanes_for_next(&batch.rows, limit, lanes.len(), self.most_lanes);
@@ -190,7 +191,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
             ..Commit::default()
         };
         let ids = self.inbox.store.commit(batch.connection, commit).await?;
-        self.count_held(&park);
+        self.count(&park);
         Ok(park
             .into_iter()
             .zip(ids)
@@ -199,11 +200,12 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
                 lease: Lease { delivery, token: self.token, attempt: 1 },
                 message: park.message,
                 suspect: false,
+                unreadable: None,
             })
             .collect())
     }
 
-    /// What a row is parked as: `running` unless it is not due or has to wait behind its key.
+    /// What a row is parked as: `running` unless it cannot be read, is not due or has to wait behind its key.
     fn parked(
         &self,
         row: &LaneRow,
@@ -212,6 +214,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
     ) -> Option<(crate::Message, ParkState)> {
         let message = row.message.clone()?;
         let state = match &message.key {
+            _ if row.unreadable.is_some() => ParkState::Dead,
             _ if row.scheduled => ParkState::Scheduled,
             Some(key) if self.handler.settings.ordered => {
                 let behind = row.held || !keys.insert(key.clone());
@@ -222,9 +225,12 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
         Some((message, state))
     }
 
-    fn count_held(&self, park: &[Park]) {
-        let held = park.iter().filter(|park| park.state == ParkState::Held).count();
-        self.inbox.shared.counters.add(self.handler.name(), Counter::Held, held);
+    fn count(&self, park: &[Park]) {
+        let mut tally = Tally::default();
+        for park in park {
+            tally.add(park.state, park.attempts);
+        }
+        tally.count(&self.inbox, self.handler.name());
     }
 
     fn read<'a>(&'a self, lanes: &'a [LaneBound], limit: usize) -> ReadLanes<'a> {
@@ -332,6 +338,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
             .iter_mut()
             .map(|row| {
                 let runs = row.message.is_some()
+                    && row.unreadable.is_none()
                     && !row.scheduled
                     && !row.held
                     && !blamed.contains_key(&(row.lane, row.seq));
@@ -362,6 +369,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
             let (state, attempts, error) = match blamed {
                 Some(Outcome::Dead(error)) => (ParkState::Dead, 1, Some(error.clone())),
                 Some(Outcome::Retry(delay, error)) => (ParkState::Ready(*delay), 1, Some(error.clone())),
+                _ if row.unreadable.is_some() => (ParkState::Dead, 0, row.unreadable.clone()),
                 _ if row.scheduled => (ParkState::Scheduled, 0, None),
                 _ if row.held => (ParkState::Held, 0, None),
                 _ => {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::engine::call::call_outside;
 use crate::engine::lanes::LaneWorker;
-use crate::engine::leased::{bury_exhausted, give_back, settle};
+use crate::engine::leased::{bury_hopeless, give_back, settle};
 use crate::engine::{LEASE, new_token, outcome_of};
 use crate::error::Error;
 use crate::handler::Registered;
@@ -80,7 +80,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> OutsideWorker<St, S> {
             let leased = self.inbox.store.lease(&ask).await?;
             next_due = leased.next_due;
             any |= !leased.deliveries.is_empty();
-            let alive = bury_exhausted(&self.inbox, &self.handler, leased.deliveries).await?;
+            let alive = bury_hopeless(&self.inbox, &self.handler, leased.deliveries).await?;
             let (now, later) = self.set_apart(alive);
             give_back(&self.inbox, &self.handler, &later).await?;
             self.start(now);

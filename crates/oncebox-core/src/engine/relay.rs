@@ -38,7 +38,11 @@ pub(crate) async fn step<St: Store, S, K: Sink>(
             Err(error) => break Err(error),
         };
         any = true;
-        if let Err(error) = send(inbox, relay, token, due).await {
+        let sent = match bury_unreadable(inbox, relay, token, due).await {
+            Ok(due) => send(inbox, relay, token, due).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = sent {
             break Err(error);
         }
     };
@@ -49,6 +53,24 @@ pub(crate) async fn step<St: Store, S, K: Sink>(
         }
     }
     result.map(|()| any)
+}
+
+/// Messages that cannot be read: dead, without being sent. Answers the others.
+async fn bury_unreadable<St: Store, S, K: Sink>(
+    inbox: &Inbox<St, S>,
+    relay: &Relay<K>,
+    token: Token,
+    due: Vec<Outgoing>,
+) -> Result<Vec<Outgoing>, Error> {
+    let (unreadable, due): (Vec<_>, Vec<_>) =
+        due.into_iter().partition(|outgoing| outgoing.unreadable.is_some());
+    if !unreadable.is_empty() {
+        let reason = |outgoing: &Outgoing| outgoing.unreadable.clone().unwrap_or_default();
+        let answers = unreadable.iter().map(|outgoing| Err(SendFailure::Permanent(reason(outgoing))));
+        let answers = answers.collect();
+        settle(inbox, relay, token, &unreadable, answers, &mut HashSet::new()).await?;
+    }
+    Ok(due)
 }
 
 /// Sends one lot, in waves where the sink does not keep order by itself.

@@ -7,7 +7,7 @@ use oncebox_core::{Counter, Error, ErrorKind, Inbox, Message, Relay, SendFailure
 use tokio::sync::Notify;
 
 use crate::broker::{Manners, MemoryBroker};
-use crate::fixtures::{HOUR, killed_at, start, ten_seconds};
+use crate::fixtures::{HOUR, ids_of, keyed, killed_at, start, ten_seconds};
 use crate::subject::Subject;
 use crate::wait::until;
 
@@ -201,4 +201,19 @@ pub async fn a_relay_holds_no_transaction_while_the_sink_works<T: Subject>(subje
     subject.clock().advance(HOUR);
     run(inbox).relay(broker.clone()).drain().await.unwrap();
     assert_eq!(ids_sent(&broker), ["00", "01", "02", "03", "04"]);
+}
+
+/// Somebody's own SQL wrote it. It is not sent, and the others of its key are.
+pub async fn an_outgoing_row_that_cannot_be_read_is_dead_and_the_others_are_sent<T: Subject>(subject: T) {
+    let store = subject.store();
+    let mut own = subject.begin().await;
+    let messages: Vec<Message> = ["before", "bad", "after"].map(|id| keyed(id, "one lane")).into();
+    store.publish(&mut own, &messages).await.unwrap();
+    T::commit(own).await;
+    subject.spoil("bad").await;
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    run(Inbox::new(store.clone())).relay(broker.clone()).drain().await.unwrap();
+    assert_eq!(ids_of(&broker.sent()), ["before", "after"]);
+    let status = store.outbox().await.unwrap();
+    assert_eq!(status.iter().map(|sink| sink.dead).sum::<u64>(), 1, "{status:?}");
 }

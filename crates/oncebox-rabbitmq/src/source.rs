@@ -1,0 +1,392 @@
+//! Messages from a queue.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use futures_util::future::{FutureExt, try_join_all};
+use futures_util::stream::StreamExt;
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, BasicRejectOptions,
+    QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{Channel, Consumer};
+use oncebox_core::{Error, ErrorKind, Incoming, Settle, Source};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::config::{QueueKind, RabbitmqSourceConfig};
+use crate::envelope;
+use crate::link::{Link, Settings};
+use crate::settle::Tags;
+
+const NOT_FOUND: u16 = 404;
+
+/// The messages of a queue, acknowledged by hand.
+///
+/// It connects when it is first asked for messages, checks that the queue exists, and does both again after every
+/// failure. What was not acknowledged then comes again from the queue, and is a duplicate if it was stored.
+///
+/// ```no_run
+/// # fn main() -> Result<(), oncebox_core::Error> {
+/// use oncebox_rabbitmq::{RabbitmqSource, RabbitmqSourceConfig};
+///
+/// // The name is the scope of message ids; keep it when the queue or the server changes.
+/// let orders = RabbitmqSource::new("orders", RabbitmqSourceConfig::new("amqp://localhost", "orders.v2"))?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct RabbitmqSource {
+    name: String,
+    config: RabbitmqSourceConfig,
+    settings: Settings,
+    state: State,
+    /// Tells sessions apart, whose tags all begin with 1.
+    session_number: u64,
+}
+
+/// What a [`RabbitmqSource`] needs to settle a message.
+#[derive(Debug)]
+pub struct RabbitmqReceipt {
+    session_number: u64,
+    tag: u64,
+}
+
+impl RabbitmqSource {
+    /// A source of this name; fails on settings that cannot work, naming the one at fault.
+    pub fn new(name: impl Into<String>, config: RabbitmqSourceConfig) -> Result<Self, Error> {
+        let settings = config.check()?;
+        Ok(Self { name: name.into(), config, settings, state: State::Apart, session_number: 0 })
+    }
+
+    /// The open session; opens one when there is none. May be dropped: connecting goes on meanwhile.
+    async fn session(&mut self) -> Result<&mut Session, Error> {
+        if let State::Apart = self.state {
+            self.session_number += 1;
+            let (settings, config) = (self.settings.clone(), self.config.clone());
+            let number = self.session_number;
+            let opening = tokio::spawn(async move { Session::open(&settings, &config, number).await });
+            self.state = State::Opening(Opening(opening));
+        }
+        if let State::Opening(opening) = &mut self.state {
+            let opened = (&mut opening.0).await;
+            self.state = State::Apart;
+            let gone = |error| Error::caused(ErrorKind::Unavailable, "connecting was broken off", error);
+            self.state = State::Open(Box::new(opened.map_err(gone)??));
+        }
+        match &mut self.state {
+            State::Open(session) => Ok(session),
+            _ => Err(Error::new(ErrorKind::Unavailable, "connecting was broken off")),
+        }
+    }
+}
+
+impl Source for RabbitmqSource {
+    type Receipt = RabbitmqReceipt;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn next(&mut self, most: usize) -> Result<Vec<Incoming<RabbitmqReceipt>>, Error> {
+        let deliveries = match self.session().await?.next(most).await {
+            Ok(deliveries) => deliveries,
+            Err(error) => {
+                self.state = State::Apart;
+                return Err(error);
+            }
+        };
+        let incoming = |delivery: Delivery| {
+            let receipt = RabbitmqReceipt { session_number: self.session_number, tag: delivery.delivery_tag };
+            Incoming::mapped(envelope::read(&self.config.mapping, delivery), receipt)
+        };
+        Ok(deliveries.into_iter().map(incoming).collect())
+    }
+
+    async fn settle(&mut self, settled: Vec<(RabbitmqReceipt, Settle)>) -> Result<(), Error> {
+        let State::Open(session) = &mut self.state else { return Ok(()) };
+        // The others went back to the queue with their session.
+        let ours = settled.into_iter().filter(|(receipt, _)| receipt.session_number == session.number);
+        session.settle(ours.map(|(receipt, settle)| (receipt.tag, settle)).collect()).await
+    }
+
+    async fn lag(&mut self) -> Result<Option<u64>, Error> {
+        match &mut self.state {
+            State::Open(session) => session.lag().await.map(Some),
+            _ => Ok(None),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum State {
+    Apart,
+    Opening(Opening),
+    Open(Box<Session>),
+}
+
+/// A session being opened, given up when dropped.
+#[derive(Debug)]
+struct Opening(JoinHandle<Result<Session, Error>>);
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A channel on which the queue's messages arrive.
+struct Session {
+    number: u64,
+    queue: String,
+    prefetch: usize,
+    may_reject: bool,
+    return_after: Duration,
+    channel: Channel,
+    messages: Consumer,
+    /// Why no more messages come, when that was found after some that had come.
+    ended: Option<Error>,
+    tags: Tags,
+    /// Tags that go back to the queue, and when.
+    returning: VecDeque<(Instant, u64)>,
+    /// How many messages are held, because neither the store nor the queue can take them.
+    held: usize,
+    /// For questions about the queue: a wrong one closes its channel.
+    asking: Option<Channel>,
+    // Last: it closes the channels above.
+    link: Link,
+}
+
+impl Session {
+    async fn open(settings: &Settings, config: &RabbitmqSourceConfig, number: u64) -> Result<Self, Error> {
+        let link = settings.connect().await?;
+        let queue = config.queue.clone();
+        let failed = |error| failed(&config.queue, "cannot take messages from it", error);
+        let asking = find_queue(&link, config).await?;
+        let channel = link.channel().await.map_err(failed)?;
+        channel.basic_qos(config.prefetch, BasicQosOptions { global: false }).await.map_err(failed)?;
+        let messages = channel
+            .basic_consume(
+                queue.as_str().into(),
+                "".into(),
+                BasicConsumeOptions::default(),
+                FieldTable::default(),
+            )
+            .await
+            .map_err(failed)?;
+        tracing::info!(queue, "taking messages from RabbitMQ");
+        Ok(Self {
+            number,
+            queue,
+            prefetch: usize::from(config.prefetch),
+            may_reject: config.dead_letter_exchange,
+            return_after: config.return_after,
+            channel,
+            messages,
+            ended: None,
+            tags: Tags::default(),
+            returning: VecDeque::new(),
+            held: 0,
+            asking,
+            link,
+        })
+    }
+
+    /// Waits for a message, then takes what else is here.
+    async fn next(&mut self, most: usize) -> Result<Vec<Delivery>, Error> {
+        loop {
+            if let Some(error) = self.ended.take() {
+                return Err(error);
+            }
+            if self.held >= self.prefetch {
+                return Err(self.full());
+            }
+            self.give_back().await?;
+            let next_return = self.returning.front().map(|(at, _)| *at);
+            let first = tokio::select! {
+                first = self.messages.next() => first,
+                () = until(next_return) => continue,
+            };
+            let mut deliveries = vec![self.delivery(first)?];
+            while deliveries.len() < most.max(1) {
+                let Some(next) = self.messages.next().now_or_never() else { break };
+                match self.delivery(next) {
+                    Ok(delivery) => deliveries.push(delivery),
+                    Err(error) => {
+                        self.ended = Some(error);
+                        break;
+                    }
+                }
+            }
+            return Ok(deliveries);
+        }
+    }
+
+    fn delivery(&self, next: Option<Result<Delivery, lapin::Error>>) -> Result<Delivery, Error> {
+        match next {
+            Some(Ok(delivery)) => Ok(delivery),
+            Some(Err(error)) => Err(failed(&self.queue, explain(&error), error)),
+            None => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!(
+                    "queue `{}`: the server sends no more messages; the queue was removed or moved, or the \
+                     connection was closed",
+                    self.queue
+                ),
+            )),
+        }
+    }
+
+    fn full(&self) -> Error {
+        Error::new(
+            ErrorKind::Unavailable,
+            format!(
+                "queue `{}`: {} messages that the store refuses are held and fill `prefetch`; give the queue a \
+                 dead-letter exchange and set `dead_letter_exchange`, or raise the limit that they break",
+                self.queue, self.held
+            ),
+        )
+    }
+
+    /// Returns to the queue what has waited long enough. May be dropped: what was begun is written.
+    async fn give_back(&mut self) -> Result<(), Error> {
+        while let Some((_, tag)) = self.returning.pop_front_if(|(at, _)| *at <= Instant::now()) {
+            self.tags.settled(tag);
+            let options = BasicNackOptions { multiple: false, requeue: true };
+            let given = self.channel.basic_nack(tag, options).await;
+            given.map_err(|error| failed(&self.queue, "cannot give a message back", error))?;
+        }
+        Ok(())
+    }
+
+    async fn settle(&mut self, settled: Vec<(u64, Settle)>) -> Result<(), Error> {
+        let mut accepted = Vec::with_capacity(settled.len());
+        let mut rejected = Vec::new();
+        let return_at = Instant::now() + self.return_after;
+        for (tag, settle) in settled {
+            match settle {
+                Settle::Accept => accepted.push(tag),
+                Settle::Return => self.returning.push_back((return_at, tag)),
+                Settle::Reject if self.may_reject => rejected.push(tag),
+                Settle::Reject => self.hold(tag),
+            }
+        }
+        let failed = |error| failed(&self.queue, "cannot acknowledge", error);
+        let acks = self.tags.accept(accepted);
+        if let Some(tag) = acks.up_to {
+            self.channel.basic_ack(tag, BasicAckOptions { multiple: true }).await.map_err(failed)?;
+        }
+        let single = |tag| self.channel.basic_ack(tag, BasicAckOptions { multiple: false });
+        try_join_all(acks.single.into_iter().map(single)).await.map_err(failed)?;
+        for tag in rejected {
+            self.tags.settled(tag);
+            self.channel.basic_reject(tag, BasicRejectOptions { requeue: false }).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps a message unacknowledged: rejected it would be gone, returned it would come again at once and for ever.
+    fn hold(&mut self, tag: u64) {
+        self.held += 1;
+        tracing::error!(
+            queue = self.queue,
+            tag,
+            held = self.held,
+            "the store refuses a message and the queue has no dead-letter exchange that we know of; it is held \
+             unacknowledged"
+        );
+    }
+
+    /// How many messages the queue has ready for anybody.
+    async fn lag(&mut self) -> Result<u64, Error> {
+        let failed = |error| failed(&self.queue, "cannot ask how much waits", error);
+        // Taken out, so that a question that was dropped or refused leaves no channel behind.
+        let channel = match self.asking.take() {
+            Some(channel) => channel,
+            None => self.link.channel().await.map_err(failed)?,
+        };
+        let waiting = ask(&channel, &self.queue).await.map_err(failed)?;
+        self.asking = Some(channel);
+        Ok(u64::from(waiting))
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Session")
+            .field("number", &self.number)
+            .field("queue", &self.queue)
+            .field("returning", &self.returning.len())
+            .field("held", &self.held)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Checks that the queue exists, creates it when told to, and hands over a channel for further questions.
+async fn find_queue(link: &Link, config: &RabbitmqSourceConfig) -> Result<Option<Channel>, Error> {
+    let queue = &config.queue;
+    let failed = |error| failed(queue, "cannot look for it", error);
+    let channel = link.channel().await.map_err(failed)?;
+    let error = match ask(&channel, queue).await {
+        Ok(_) => return Ok(Some(channel)),
+        Err(error) if reply_code(&error) == Some(NOT_FOUND) => error,
+        Err(error) => return Err(failed(error)),
+    };
+    let Some(kind) = config.declare else {
+        let text = format!(
+            "queue `{queue}` is not there; create it, or set `declare` to `quorum` or `classic` to have it created"
+        );
+        return Err(Error::caused(ErrorKind::Unavailable, text, error));
+    };
+    let kind = match kind {
+        QueueKind::Quorum => "quorum",
+        QueueKind::Classic => "classic",
+    };
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString(kind.into()));
+    let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    // The server has closed the other one.
+    let channel = link.channel().await.map_err(failed)?;
+    channel.queue_declare(queue.as_str().into(), options, arguments).await.map_err(failed)?;
+    tracing::info!(queue, kind, "created a queue");
+    Ok(Some(channel))
+}
+
+/// How many messages are ready in a queue; fails when there is none of this name, and the channel is closed then.
+async fn ask(channel: &Channel, queue: &str) -> Result<u32, lapin::Error> {
+    let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    let found = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
+    Ok(found.message_count())
+}
+
+/// The number under which the server refused something.
+pub(crate) fn reply_code(error: &lapin::Error) -> Option<u16> {
+    match error.kind() {
+        lapin::ErrorKind::ProtocolError(error) => Some(error.get_id()),
+        _ => None,
+    }
+}
+
+fn explain(error: &lapin::Error) -> &'static str {
+    match error.kind() {
+        lapin::ErrorKind::ParsingError(_) => {
+            "a message in it cannot be read by the client, which wants text in properties, routing keys and names of \
+             headers to be UTF-8; take it out of the queue by other means"
+        }
+        _ => "the server sends no more messages",
+    }
+}
+
+fn failed(queue: &str, what: &str, error: lapin::Error) -> Error {
+    Error::caused(ErrorKind::Unavailable, format!("queue `{queue}`: {what}"), error)
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

@@ -22,6 +22,7 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// What the connection hands to the source.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all of them are messages")]
 pub(crate) enum Arrived {
     /// Once, before any message: whether the server has kept our session.
     Session {
@@ -199,7 +200,10 @@ fn options(config: &MqttSourceConfig, server: &Server) -> Result<MqttOptions, Er
         .set_broker_session_resume_policy(BrokerSessionResumePolicy::AllowBrokerOnly)
         .set_session_expiry_interval(Some(config.session_expiry_seconds()))
         .set_receive_maximum(Some(config.prefetch))
-        .set_session_store(NothingInFlight);
+        .set_session_store(NothingInFlight)
+        // The limit is 10 kB otherwise. Telling the server a limit would make it drop what is larger. After the
+        // others, because setting them takes it back.
+        .set_unlimited_incoming_packet_size();
     Ok(options)
 }
 

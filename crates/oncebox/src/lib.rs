@@ -18,9 +18,15 @@ pub use oncebox_core::{
     mapping, run, store,
 };
 
+#[cfg(feature = "amqp1")]
+#[doc(inline)]
+pub use oncebox_amqp1::{self as amqp1, Amqp1Sink, Amqp1Source};
 #[cfg(feature = "mariadb")]
 #[doc(inline)]
 pub use oncebox_mariadb::{self as mariadb, MariaStore, MariaTx};
+#[cfg(feature = "mqtt")]
+#[doc(inline)]
+pub use oncebox_mqtt::{self as mqtt, MqttSink, MqttSource};
 #[cfg(feature = "postgres")]
 #[doc(inline)]
 pub use oncebox_postgres::{self as postgres, PgStore, PgTx};
@@ -48,6 +54,12 @@ mod guides {
     mod outbox {}
     #[doc = include_str!("../../../guides/brokers.md")]
     mod brokers {}
+    #[cfg(feature = "amqp1")]
+    #[doc = include_str!("../../../guides/brokers/amqp1.md")]
+    mod amqp1 {}
+    #[cfg(feature = "mqtt")]
+    #[doc = include_str!("../../../guides/brokers/mqtt.md")]
+    mod mqtt {}
     #[doc = include_str!("../../../guides/stores.md")]
     mod stores {}
     #[doc = include_str!("../../../guides/retention.md")]

@@ -3,7 +3,7 @@
 // Part of tests, which clippy sees only in functions marked as such; not every test uses everything.
 #![allow(clippy::unwrap_used, dead_code, unused_imports)]
 
-mod plain;
+pub(crate) mod plain;
 #[path = "../../../oncebox-sqlite/tests/support/subject.rs"]
 mod sqlite;
 mod subject;

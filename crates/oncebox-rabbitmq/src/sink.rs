@@ -215,6 +215,9 @@ impl RabbitmqSink {
 
 impl Sink for RabbitmqSink {
     async fn send(&self, messages: &[Message]) -> Result<Vec<Result<(), SendFailure>>, Error> {
+        if messages.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut session = self.session().await?;
         let frame_max = session.link.frame_max();
         let mut answers: Vec<Result<(), SendFailure>> = vec![Ok(()); messages.len()];

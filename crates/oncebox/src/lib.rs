@@ -8,14 +8,15 @@
 //! - [`Source`] and [`Sink`] connect brokers; [`Relay`] has the settings of an outbox relay.
 //! - `SqliteStore` (feature `sqlite`, on by default) `PgStore` (feature `postgres`) and `MariaStore` (feature
 //!   `mariadb`) are the stores.
+//! - `RabbitmqSource` and `RabbitmqSink` (feature `rabbitmq`) are a broker's two ends.
 //! - [`admin`] has what an operator reads; [`Store`] has the calls: list, replay, discard, pause.
 
 #[doc(inline)]
 pub use oncebox_core::{
-    Attempt, Backoff, Batch, Call, Counter, Counters, Error, ErrorKind, Extract, Failure, Handler, Headers,
-    Inbox, Incoming, Json, Limits, Message, NamedHandler, Once, Processed, Received, Relay, Run, SendFailure,
-    Settle, Sink, Source, SourceStatus, State, Store, TraceContext, Tx, UNREADABLE, admin, clock, handler,
-    mapping, run, store,
+    Attempt, Backoff, Batch, Call, Counter, Counters, Error, ErrorKind, Extract, Failure, Gate, Handler,
+    Headers, Inbox, Incoming, Json, Limits, Message, NamedHandler, Once, Processed, Received, Relay, Run,
+    SendFailure, Settle, Sink, Source, SourceStatus, State, Store, TraceContext, Tx, UNREADABLE, admin,
+    clock, handler, mapping, run, store,
 };
 
 #[cfg(feature = "amqp1")]
@@ -60,6 +61,9 @@ mod guides {
     #[cfg(feature = "mqtt")]
     #[doc = include_str!("../../../guides/brokers/mqtt.md")]
     mod mqtt {}
+    #[cfg(feature = "rabbitmq")]
+    #[doc = include_str!("../../../guides/brokers/rabbitmq.md")]
+    mod rabbitmq {}
     #[doc = include_str!("../../../guides/stores.md")]
     mod stores {}
     #[doc = include_str!("../../../guides/retention.md")]

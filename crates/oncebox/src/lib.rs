@@ -19,12 +19,17 @@ pub use oncebox_core::{
     clock, handler, mapping, run, store,
 };
 
+#[cfg(feature = "amqp1")]
+#[doc(inline)]
+pub use oncebox_amqp1::{self as amqp1, Amqp1Sink, Amqp1Source};
 #[cfg(feature = "mariadb")]
 #[doc(inline)]
 pub use oncebox_mariadb::{self as mariadb, MariaStore, MariaTx};
 #[cfg(feature = "nats")]
 #[doc(inline)]
 pub use oncebox_nats::{self as nats, NatsSink, NatsSource};
+#[cfg(feature = "mqtt")]
+pub use oncebox_mqtt::{self as mqtt, MqttSink, MqttSource};
 #[cfg(feature = "postgres")]
 #[doc(inline)]
 pub use oncebox_postgres::{self as postgres, PgStore, PgTx};
@@ -55,6 +60,12 @@ mod guides {
     mod outbox {}
     #[doc = include_str!("../../../guides/brokers.md")]
     mod brokers {}
+    #[cfg(feature = "amqp1")]
+    #[doc = include_str!("../../../guides/brokers/amqp1.md")]
+    mod amqp1 {}
+    #[cfg(feature = "mqtt")]
+    #[doc = include_str!("../../../guides/brokers/mqtt.md")]
+    mod mqtt {}
     #[cfg(feature = "rabbitmq")]
     #[doc = include_str!("../../../guides/brokers/rabbitmq.md")]
     mod rabbitmq {}

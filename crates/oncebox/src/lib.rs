@@ -25,11 +25,12 @@ pub use oncebox_amqp1::{self as amqp1, Amqp1Sink, Amqp1Source};
 #[cfg(feature = "mariadb")]
 #[doc(inline)]
 pub use oncebox_mariadb::{self as mariadb, MariaStore, MariaTx};
+#[cfg(feature = "mqtt")]
+#[doc(inline)]
+pub use oncebox_mqtt::{self as mqtt, MqttSink, MqttSource};
 #[cfg(feature = "nats")]
 #[doc(inline)]
 pub use oncebox_nats::{self as nats, NatsSink, NatsSource};
-#[cfg(feature = "mqtt")]
-pub use oncebox_mqtt::{self as mqtt, MqttSink, MqttSource};
 #[cfg(feature = "postgres")]
 #[doc(inline)]
 pub use oncebox_postgres::{self as postgres, PgStore, PgTx};

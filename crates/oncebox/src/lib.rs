@@ -22,6 +22,9 @@ pub use oncebox_core::{
 #[cfg(feature = "amqp1")]
 #[doc(inline)]
 pub use oncebox_amqp1::{self as amqp1, Amqp1Sink, Amqp1Source};
+#[cfg(feature = "kafka")]
+#[doc(inline)]
+pub use oncebox_kafka::{self as kafka, KafkaSink, KafkaSource};
 #[cfg(feature = "mariadb")]
 #[doc(inline)]
 pub use oncebox_mariadb::{self as mariadb, MariaStore, MariaTx};

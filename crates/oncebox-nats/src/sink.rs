@@ -77,7 +77,8 @@ impl NatsSink {
     async fn publish(&self, connection: &Connection, messages: &[Message]) -> Vec<Result<(), SendFailure>> {
         let Connection { context, mut lost } = connection.clone();
         lost.mark_unchanged();
-        let mut answers = vec![Err(SendFailure::Retry("the connection to NATS was lost".to_owned())); messages.len()];
+        let mut answers =
+            vec![Err(SendFailure::Retry("the connection to NATS was lost".to_owned())); messages.len()];
         let mut confirmations = FuturesUnordered::new();
         for (place, message) in messages.iter().enumerate() {
             let subject = self.subject(message);

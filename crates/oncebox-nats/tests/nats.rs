@@ -281,7 +281,10 @@ async fn what_was_not_handed_over_is_given_back_at_once() {
     until("all are fetched", || async { queue.ack_pending().await == 3 }).await;
     drop(first);
     let mut second = queue.source(config);
-    let ids: BTreeSet<String> = take(&mut second, 3).await.into_iter().map(|one| one.message.id).collect();
+    let mut ids = BTreeSet::new();
+    while ids.len() < 3 {
+        ids.extend(take(&mut second, 1).await.into_iter().map(|one| one.message.id));
+    }
     assert_eq!(ids.into_iter().collect::<Vec<_>>(), ["b", "c", "d"]);
 }
 

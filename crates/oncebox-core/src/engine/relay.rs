@@ -134,7 +134,10 @@ async fn settle<St: Store, S, K: Sink>(
             Err(SendFailure::Retry("the sink did not say whether it has the message".to_owned()))
         });
         let attempt = outgoing.attempts + 1;
+        let key = outgoing.message.key.as_ref();
         let outcome = match answer {
+            // A sink that keeps order did not try it, because of the one before it: it waits with that one.
+            Err(SendFailure::Retry(_)) if key.is_some_and(|key| stuck.contains(key)) => continue,
             Ok(()) => {
                 sent += 1;
                 SendOutcome::Confirmed
@@ -150,7 +153,7 @@ async fn settle<St: Store, S, K: Sink>(
             }
         };
         if matches!(outcome, SendOutcome::Retry(..)) {
-            stuck.extend(outgoing.message.key.clone());
+            stuck.extend(key.cloned());
         }
         results.push(Sent { seq: outgoing.seq, outcome });
     }

@@ -1,7 +1,7 @@
 //! How the AMQP server is reached.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -251,7 +251,7 @@ fn read_certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String
     certificates.collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 
-fn unreadable(setting: &str, file: &PathBuf) -> String {
+fn unreadable(setting: &str, file: &Path) -> String {
     format!("`{setting}`: cannot read {}", file.display())
 }
 

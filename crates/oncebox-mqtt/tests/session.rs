@@ -137,6 +137,19 @@ async fn what_comes_while_the_process_is_away_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_source_on_which_nothing_comes_says_whether_it_is_connected() {
+    let (port, name) = (port!(), fresh_name());
+    let mut one = source(config(port, &name));
+    assert_eq!(one.connected(), Some(false));
+    let waiting = async {
+        while one.connected() != Some(true) {
+            let _ = tokio::time::timeout(Duration::from_millis(50), one.next(1)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, waiting).await.expect("it connects");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn members_of_a_group_share_messages() {
     let (port, name) = (port!(), fresh_name());
     let member = |number: u32| {

@@ -79,6 +79,9 @@ mod guides {
     #[cfg(feature = "redis")]
     #[doc = include_str!("../../../guides/brokers/redis.md")]
     mod redis {}
+    #[cfg(feature = "kafka")]
+    #[doc = include_str!("../../../guides/brokers/kafka.md")]
+    mod brokers_kafka {}
     #[doc = include_str!("../../../guides/stores.md")]
     mod stores {}
     #[doc = include_str!("../../../guides/retention.md")]

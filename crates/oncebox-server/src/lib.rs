@@ -13,6 +13,7 @@
 //! ```
 
 mod api;
+mod brokers;
 mod check;
 pub mod config;
 pub mod handlers;

@@ -11,6 +11,7 @@ use oncebox::{Error, ErrorKind, Inbox, Limits, MariaStore, PgStore, SqliteStore,
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::brokers;
 use crate::config::{Config, HealthConfig, HttpConfig, Secret, SourceType, StoreType};
 use crate::handlers;
 use crate::ingest::{HttpSource, InFlight};
@@ -115,8 +116,11 @@ async fn serve_on<St: ServiceStore>(
         inbox.store().set_paused(&handler.name, true).await?;
     }
     let mut runner = run(inbox.clone()).concurrency(config.run.concurrency).poll_every(config.run.poll);
+    for source in &config.sources {
+        runner = brokers::consume(runner, source)?;
+    }
     for sink in &config.sinks {
-        runner = runner.relay(handlers::relay(sink)?);
+        runner = brokers::relay(runner, sink)?;
     }
     let listen = config.http.listen;
     let cannot = |error| Error::caused(ErrorKind::Unavailable, format!("cannot listen on {listen}"), error);

@@ -54,10 +54,13 @@ pub(super) fn check_defaults(reader: &Reader<'_>) {
     }
 }
 
+/// A type is one file with a function that reads its section, and one line here.
 fn read(reader: &Reader<'_>, name: String) -> Option<SinkConfig> {
     let path = format!("sink.{name}");
-    let section = reader.section(&path, "defaults.sink.http");
-    let sink = match section.required_text("type").as_str() {
+    let word = reader.section(&path, &path).required_text("type");
+    let section = reader.section(&path, &format!("defaults.sink.{word}"));
+    section.has("type");
+    let sink = match word.as_str() {
         "http" => SinkType::Http(http::read(&section)),
         "" => return None,
         other => {

@@ -96,10 +96,13 @@ pub(super) fn check_defaults(reader: &Reader<'_>) {
     }
 }
 
+/// A type is one file with a function that reads its section, and one line here.
 fn read(reader: &Reader<'_>, name: String) -> Option<SourceConfig> {
     let path = format!("source.{name}");
-    let section = reader.section(&path, "defaults.source.http");
-    let source = match section.required_text("type").as_str() {
+    let word = reader.section(&path, &path).required_text("type");
+    let section = reader.section(&path, &format!("defaults.source.{word}"));
+    section.has("type");
+    let source = match word.as_str() {
         "http" => SourceType::Http(http::read(&name, &section)),
         "" => return None,
         other => {

@@ -13,7 +13,7 @@
 //! ```
 
 mod api;
-mod brokers;
+pub mod brokers;
 mod check;
 pub mod config;
 pub mod handlers;

@@ -16,7 +16,7 @@ next as materialized (
         where o.sink = $2 and o.lane = asked.lane and not o.dead and o.due_at <= clock.now
           and not exists (select 1 from blocked b where b.key = o.key and b.seq < o.seq)
         order by o.seq
-        limit $5
+        limit (select $5::bigint) -- hidden from the planner, which may otherwise rather sort the whole lane
     ) as found
     order by found.seq
     limit $5

@@ -5,9 +5,6 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value as Json};
-
 use super::document::{Document, Node, Table, Value};
 use super::problem::{Problem, suggestion};
 use super::secret::Secret;
@@ -60,16 +57,7 @@ impl<'a> Reader<'a> {
             tables.extend(self.table(self.file, defaults).map(|(_, table)| table));
         }
         let compiled = self.table(self.defaults, defaults).map(|(_, table)| table);
-        Section {
-            reader: self,
-            path: path.to_owned(),
-            at,
-            own,
-            tables,
-            compiled,
-            asked: RefCell::default(),
-            all_known: RefCell::default(),
-        }
+        Section { reader: self, path: path.to_owned(), at, own, tables, compiled, asked: RefCell::default() }
     }
 
     /// The names under a table: `[handler.NAME]`.
@@ -118,8 +106,6 @@ pub(crate) struct Section<'a> {
     tables: Vec<&'a Table>,
     compiled: Option<&'a Table>,
     asked: RefCell<BTreeSet<&'static str>>,
-    /// Somebody has taken everything else.
-    all_known: RefCell<bool>,
 }
 
 impl<'a> Section<'a> {
@@ -307,7 +293,6 @@ impl<'a> Section<'a> {
             tables,
             compiled,
             asked: RefCell::default(),
-            all_known: RefCell::default(),
         })
     }
 
@@ -324,84 +309,49 @@ impl<'a> Section<'a> {
         table.iter().filter_map(pair).collect()
     }
 
-    /// Every key nobody has asked for yet, read by serde: the settings of a broker, which knows them itself.
-    ///
-    /// `T` must take any subset of its keys (`#[serde(default)]`), so that a problem can be put where it belongs.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the types that come with features"))]
-    pub(crate) fn rest<T: DeserializeOwned>(&self) -> Option<T> {
-        let mut all = Map::new();
-        let mut good = true;
-        for table in self.tables.iter().rev() {
-            for (key, node) in table.iter().filter(|(key, _)| !self.asked.borrow().contains(key.as_str())) {
-                match self.json(node) {
-                    Some(value) => drop(all.insert(key.clone(), value)),
-                    None => good = false,
-                }
-            }
-        }
-        *self.all_known.borrow_mut() = true;
-        for (key, value) in &all {
-            let alone = Map::from_iter([(key.clone(), value.clone())]);
-            if let Err(error) = serde_json::from_value::<T>(Json::Object(alone)) {
-                let at = self
-                    .tables
-                    .iter()
-                    .find_map(|table| table.get(key))
-                    .map_or(self.at(), |node| node.key_at.clone());
-                self.reader.problem(at, self.told(key, &error.to_string()));
-                good = false;
-            }
-        }
-        if !good {
-            return None;
-        }
-        match serde_json::from_value(Json::Object(all)) {
-            Ok(read) => Some(read),
-            Err(error) => {
-                self.reader.problem(self.at(), format!("[{}]: {error}", self.path));
-                None
-            }
-        }
+    /// Every key of the section itself but these, for a broker's crate to read; variables are filled in.
+    pub(crate) fn rest(&self, read: &[&str]) -> serde_json::Map<String, serde_json::Value> {
+        let own = self.own.into_iter().flatten().filter(|(key, _)| !read.contains(&key.as_str()));
+        own.filter_map(|(key, node)| Some((key.clone(), self.json(node)?))).collect()
     }
 
-    /// What serde said about one key, in our words; without the value when that may be a secret.
-    fn told(&self, key: &str, error: &str) -> String {
-        let quoted: Vec<&str> = error.split('`').skip(1).step_by(2).collect();
-        if error.starts_with("unknown field") && quoted.first() == Some(&key) {
-            let known =
-                quoted[1..].iter().copied().chain(self.asked.borrow().iter().copied()).collect::<Vec<_>>();
-            return format!("unknown key `{key}` in [{}]{}", self.path, suggestion(key, known));
-        }
-        let hidden = ["password", "secret", "token", "credential", "url", "sasl"];
-        if hidden.iter().any(|word| key.contains(word)) {
-            return format!("`{key}` cannot be read as it is written; look it up in the guide");
-        }
-        format!("`{key}`: {error}")
-    }
-
-    fn json(&self, node: &Node) -> Option<Json> {
+    fn json(&self, node: &Node) -> Option<serde_json::Value> {
+        use serde_json::Value as Json;
         Some(match &node.value {
             Value::Text(text) => Json::from(self.filled(node, text)?),
             Value::Whole(number) => Json::from(*number),
             Value::Flag(flag) => Json::from(*flag),
             Value::List(items) => {
-                Json::Array(items.iter().map(|item| self.json(item)).collect::<Option<_>>()?)
+                items.iter().map(|item| self.json(item)).collect::<Option<Vec<_>>>()?.into()
             }
             Value::Table(table) => {
                 let pairs = table.iter().map(|(key, node)| Some((key.clone(), self.json(node)?)));
                 Json::Object(pairs.collect::<Option<_>>()?)
             }
-            other @ Value::Other(_) => {
-                return self.not("value", node, other, "a text, a whole number, true or false");
+            Value::Other(what) => {
+                self.reader.problem(node.at.clone(), format!("{what} means nothing here"));
+                return None;
             }
         })
     }
 
+    /// Notes a problem that a broker's crate found.
+    pub(crate) fn wrong_in_rest(&self, wrong: &crate::brokers::Wrong) {
+        let node = wrong.key.as_ref().and_then(|key| self.own.and_then(|own| own.get(key)));
+        let at = node.map_or(self.at(), |node| node.key_at.clone());
+        let text = match (&wrong.key, wrong.known.is_empty()) {
+            (Some(key), false) => {
+                let hint = suggestion(key, wrong.known.iter().map(String::as_str));
+                format!("unknown key `{key}` in [{}]{hint}", self.path)
+            }
+            (Some(key), true) => format!("`{key}`: {}", wrong.text),
+            (None, _) => format!("[{}]: {}", self.path, wrong.text),
+        };
+        self.reader.problem(at, text);
+    }
+
     /// A problem for each key nobody asked for.
     pub(crate) fn finish(self) {
-        if *self.all_known.borrow() {
-            return;
-        }
         let asked = self.asked.borrow();
         for (key, node) in self.own.into_iter().flatten() {
             if !asked.contains(key.as_str()) {
@@ -521,71 +471,5 @@ fn inner_table<'a>(table: &'a Table, key: &str) -> Option<&'a Table> {
     match &table.get(key)?.value {
         Value::Table(inner) => Some(inner),
         _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Debug, Default, PartialEq, serde::Deserialize)]
-    #[serde(deny_unknown_fields, default)]
-    struct Broker {
-        url: String,
-        queue: String,
-        prefetch: u16,
-        password: Option<String>,
-        brokers: Vec<String>,
-        #[serde(with = "oncebox_core::durations")]
-        heartbeat: Duration,
-    }
-
-    fn read(text: &str) -> (Option<Broker>, Vec<String>) {
-        let file = Document::parse("x.toml", text).unwrap();
-        let defaults = Document::parse("d.toml", "").unwrap();
-        let environment = |name: &str| (name == "PW").then(|| "canary".to_owned());
-        let reader = Reader::new(&file, &defaults, &environment);
-        let section = reader.section("source.a", "defaults.source.broker");
-        section.required_text("type");
-        let read = section.rest();
-        section.finish();
-        let problems = reader.into_problems();
-        (read, problems.iter().map(|problem| problem.to_string()).collect())
-    }
-
-    #[test]
-    fn the_settings_of_a_broker_are_read_by_its_own_rules() {
-        let text = "[source.a]\ntype = \"b\"\nqueue = \"q\"\nprefetch = 7\npassword = \"${PW}\"\nbrokers = [\"x\", \"y\"]\nheartbeat = \"5s\"\n\
-                    [defaults.source.broker]\nqueue = \"other\"\nurl = \"u\"\n";
-        let (read, problems) = read(text);
-        let expected = Broker {
-            url: "u".to_owned(),
-            queue: "q".to_owned(),
-            prefetch: 7,
-            password: Some("canary".to_owned()),
-            brokers: vec!["x".to_owned(), "y".to_owned()],
-            heartbeat: Duration::from_secs(5),
-        };
-        assert_eq!((read, problems), (Some(expected), Vec::new()));
-    }
-
-    #[test]
-    fn what_a_broker_refuses_is_named_with_its_place_and_no_secret_is_shown() {
-        for (line, expected) in [
-            ("quue = \"q\"", "x.toml:3:1: unknown key `quue` in [source.a]; did you mean `queue`?"),
-            ("prefetch = \"many\"", "x.toml:3:1: `prefetch`: invalid type: string \"many\", expected u16"),
-            ("heartbeat = \"5\"", "x.toml:3:1: `heartbeat`: `5` is no length of time"),
-            ("password = [\"canary\"]", "x.toml:3:1: `password` cannot be read"),
-            ("url = \"${NOT_SET}\"", "x.toml:3:1: the environment variable `NOT_SET` is not set"),
-            ("prefetch = 1.5", "x.toml:3:1: `value` is a number with a fraction"),
-        ] {
-            let (read, problems) = read(&format!("[source.a]\ntype = \"b\"\n{line}\n"));
-            assert_eq!((read, problems.len()), (None, 1), "{line}: {problems:?}");
-            assert!(
-                problems[0].starts_with(expected) && !problems[0].contains("canary"),
-                "{line}: {}",
-                problems[0]
-            );
-        }
     }
 }

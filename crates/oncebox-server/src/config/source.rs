@@ -4,9 +4,12 @@ mod http;
 
 use std::time::Duration;
 
+use oncebox_core::mapping::Mapping;
+
 use super::problem::suggestion;
 use super::secret::Secret;
 use super::section::{Reader, Section};
+use crate::brokers::BrokerSource;
 
 pub use http::HttpSourceConfig;
 
@@ -25,6 +28,13 @@ pub struct SourceConfig {
 pub enum SourceType {
     /// `POST /in/NAME`
     Http(HttpSourceConfig),
+    /// A broker; its type is a feature of this crate.
+    Broker {
+        /// Which one, and how to reach it.
+        broker: BrokerSource,
+        /// Whether messages are handled before they are acknowledged, instead of stored.
+        inline: bool,
+    },
 }
 
 /// How a request proves where it comes from.
@@ -86,6 +96,12 @@ pub(super) fn read_all(reader: &Reader<'_>) -> Vec<SourceConfig> {
 
 pub(super) fn check_defaults(reader: &Reader<'_>) {
     for (name, at) in reader.names("defaults.source") {
+        if name == "broker" {
+            let section = reader.section("defaults.source.broker", "defaults.source.broker");
+            section.flag("inline");
+            section.finish();
+            continue;
+        }
         if name != "http" {
             unknown_type(reader, "source", &name, at);
             continue;
@@ -96,22 +112,46 @@ pub(super) fn check_defaults(reader: &Reader<'_>) {
     }
 }
 
-/// A type is one file with a function that reads its section, and one line here.
 fn read(reader: &Reader<'_>, name: String) -> Option<SourceConfig> {
     let path = format!("source.{name}");
-    let word = reader.section(&path, &path).required_text("type");
-    let section = reader.section(&path, &format!("defaults.source.{word}"));
-    section.has("type");
-    let source = match word.as_str() {
+    let section = reader.section(&path, "defaults.source.http");
+    let source = match section.required_text("type").as_str() {
         "http" => SourceType::Http(http::read(&name, &section)),
         "" => return None,
-        other => {
-            unknown_type(reader, "source", other, section.at());
-            return None;
-        }
+        other => broker(reader, &reader.section(&path, "defaults.source.broker"), other)?,
     };
-    section.finish();
+    if matches!(source, SourceType::Http(_)) {
+        section.finish();
+    }
     Some(SourceConfig { name, source })
+}
+
+fn broker(reader: &Reader<'_>, section: &Section<'_>, word: &str) -> Option<SourceType> {
+    let (ids, kinds, keys) = (section.texts("id"), section.texts("kind"), section.texts("key"));
+    let map = |mut mapping: Mapping| {
+        if section.has("id") {
+            mapping = mapping.id(&ids)?;
+        }
+        if section.has("kind") {
+            mapping = mapping.kind(&kinds)?;
+        }
+        if section.has("key") {
+            mapping = mapping.key(&keys)?;
+        }
+        Ok(mapping)
+    };
+    let inline = section.flag("inline");
+    match BrokerSource::read(word, section.rest(&["type", "id", "kind", "key", "inline"]), map) {
+        Some(Ok(broker)) => Some(SourceType::Broker { broker, inline }),
+        Some(Err(wrong)) => {
+            section.wrong_in_rest(&wrong);
+            None
+        }
+        None => {
+            unknown_type(reader, "source", word, section.at());
+            None
+        }
+    }
 }
 
 /// Tells a type of another build from one that nobody has heard of.

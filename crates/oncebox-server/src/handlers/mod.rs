@@ -8,18 +8,16 @@ pub mod statement;
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncebox::{Attempt, Error, Failure, Inbox, Message, NamedHandler, SendFailure, Sink, Tx, handler};
+use oncebox::{Attempt, Error, Failure, Inbox, Message, NamedHandler, Relay, SendFailure, Sink, Tx, handler};
 
-use crate::config::{Action, Config, HandlerConfig, HttpAction, HttpSinkConfig};
+use crate::brokers::relay_of;
+use crate::config::{Action, Config, HandlerConfig, HttpAction, HttpSinkConfig, SinkConfig};
 use crate::stores::{ServiceStore, Sql};
 use hold::{Breaker, Bucket, Hold};
 use request::{Next, Poster, PosterConfig, Refused};
 
 /// Beyond the request's own time limit, so that the request is what ends, with a reason, and not the call around it.
-pub(crate) const GRACE: Duration = Duration::from_secs(2);
-
-/// The longest that a sink may take for one call.
-pub(crate) const LONGEST_SEND: Duration = Duration::from_secs(25);
+const GRACE: Duration = Duration::from_secs(2);
 
 /// Adds every configured handler to an inbox.
 pub(crate) fn register<St: ServiceStore>(mut inbox: Inbox<St>, config: &Config) -> Result<Inbox<St>, Error> {
@@ -64,20 +62,22 @@ pub(crate) fn register<St: ServiceStore>(mut inbox: Inbox<St>, config: &Config) 
     Ok(inbox)
 }
 
-/// What an http sink posts with.
-pub(crate) fn poster_of_sink(http: &HttpSinkConfig, timeout: Duration) -> Result<Poster, Error> {
-    Poster::new(PosterConfig {
+/// The relay of a configured sink.
+pub(crate) fn relay(config: &SinkConfig, http: &HttpSinkConfig) -> Result<Relay<HttpSink>, Error> {
+    let poster = Poster::new(PosterConfig {
         url: &http.url,
         secrets: &http.secrets,
         headers: &http.headers,
         max_response: http.max_response,
-        timeout,
-    })
+        timeout: config.timeout,
+    })?;
+    let relay = relay_of(config, HttpSink(Arc::new(poster)));
+    Ok(relay.timeout((config.timeout + GRACE).min(Duration::from_secs(25))))
 }
 
 /// A sink that posts each message.
 #[derive(Debug, Clone)]
-pub(crate) struct HttpSink(pub(crate) Arc<Poster>);
+pub(crate) struct HttpSink(Arc<Poster>);
 
 /// How many requests of one lot are under way at one time.
 const AT_ONCE: usize = 16;

@@ -32,6 +32,9 @@ const AT_ONCE: usize = 1000;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a returned message stays away, so that one that is returned every time does not come in a hot loop.
 const RETURN_AFTER: Duration = Duration::from_secs(1);
+/// How long to wait after a commit that failed. Not shorter: while a group rebalances, a commit with the number of its
+/// last generation makes librdkafka give up all partitions and join anew.
+const COMMIT_AGAIN: Duration = Duration::from_secs(1);
 /// How long a member that leaves waits until its last offsets are confirmed.
 const FINISH: Duration = Duration::from_secs(10);
 /// How long a call to the brokers may take that the thread waits for.
@@ -404,7 +407,7 @@ impl Committing {
                 // A rebalance that is under way does this; what stays ours is committed later.
                 tracing::debug!(source, %error, "offsets could not be committed; they are sent again");
                 let state = self.shared.lock();
-                let _ = self.shared.done.wait_timeout_while(state, POLL, |state| !state.finished);
+                let _ = self.shared.done.wait_timeout_while(state, COMMIT_AGAIN, |state| !state.finished);
             }
         }
     }

@@ -235,9 +235,12 @@ impl Refusal {
     }
 }
 
+/// How many answers are missing, and those there are.
+type Open = (usize, Vec<Option<Result<(), Refusal>>>);
+
 /// One call of `send`: reports of an earlier call have a call of their own to go to.
 struct Call {
-    open: Mutex<(usize, Vec<Option<Result<(), Refusal>>>)>,
+    open: Mutex<Open>,
     done: Notify,
 }
 

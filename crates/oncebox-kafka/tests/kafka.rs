@@ -1,5 +1,7 @@
 //! What only Kafka can get wrong: groups, offsets, refused batches. On the mock cluster, where errors can be made.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::collections::BTreeSet;

@@ -1,5 +1,7 @@
 //! Connections that break or stand half open, through a proxy whose address Tansu tells its clients.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::collections::BTreeSet;

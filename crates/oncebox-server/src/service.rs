@@ -171,7 +171,7 @@ fn app<St: ServiceStore>(inbox: Inbox<St>, config: Config, listener: &Listener) 
     let mut brokers = Vec::new();
     for source in config.sources {
         match source.source {
-            SourceType::Http(http) => drop(sources.insert(source.name, HttpSource::new(http))),
+            SourceType::Http(http) => drop(sources.insert(source.name, HttpSource::new(*http))),
             SourceType::Broker { broker, .. } => brokers.push((source.name, broker.word())),
         }
     }

@@ -30,17 +30,12 @@ pub(crate) fn server() -> Option<&'static PrivateRabbitmq> {
     SERVER.get_or_init(start).as_ref()
 }
 
-#[allow(clippy::print_stderr)]
 fn start() -> Option<PrivateRabbitmq> {
     // The server gives up a connection on which nothing comes for twice this many seconds.
-    match PrivateRabbitmq::start_with("heartbeat = 3\n") {
-        Ok(server) => Some(server),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!("not run: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    xtask::server::if_installed(
+        PrivateRabbitmq::start_with("heartbeat = 3\n"),
+        xtask::steps::BROKERS_VARIABLE,
+    )
 }
 
 /// A name that no other test has.

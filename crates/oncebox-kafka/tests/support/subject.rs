@@ -54,10 +54,10 @@ impl Place {
         }
     }
 
-    fn source(&self, mapping: Option<Mapping>) -> KafkaSource {
+    fn source(&self, session: &str, mapping: Option<Mapping>) -> KafkaSource {
         let mut config = KafkaSourceConfig::new(&self.servers, &self.queue)
             .group(&self.group)
-            .property("session.timeout.ms", "6000")
+            .property("session.timeout.ms", session)
             .property("heartbeat.interval.ms", "200")
             .property("fetch.wait.max.ms", "100")
             .property("socket.timeout.ms", "2000")
@@ -99,7 +99,7 @@ macro_rules! common {
         }
 
         fn source(&self, _: SocketAddr, mapping: Option<Mapping>) -> KafkaSource {
-            self.place.source(mapping)
+            self.place.source(Self::SESSION, mapping)
         }
 
         fn sink(&self, _: SocketAddr) -> KafkaSink {
@@ -145,6 +145,11 @@ pub(crate) struct MockSubject {
     place: Place,
 }
 
+impl MockSubject {
+    /// Milliseconds. It waits one second less than this for the members of a group to come back.
+    const SESSION: &str = "3000";
+}
+
 impl BrokerSubject for MockSubject {
     common!();
 
@@ -176,6 +181,8 @@ pub(crate) struct TansuSubject {
 }
 
 impl TansuSubject {
+    const SESSION: &str = "6000";
+
     fn on(tansu: Tansu) -> Self {
         let server = tansu.server();
         let place = Place::new(&server.url());

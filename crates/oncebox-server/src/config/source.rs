@@ -27,7 +27,7 @@ pub struct SourceConfig {
 #[non_exhaustive]
 pub enum SourceType {
     /// `POST /in/NAME`
-    Http(HttpSourceConfig),
+    Http(Box<HttpSourceConfig>),
     /// A broker; its type is a feature of this crate.
     Broker {
         /// Which one, and how to reach it.
@@ -84,10 +84,8 @@ const TYPES: &[&str] = &["http", "rabbitmq", "kafka", "nats", "redis", "mqtt", "
 pub(super) fn read_all(reader: &Reader<'_>) -> Vec<SourceConfig> {
     let mut names = reader.names("source");
     if names.is_empty() {
-        let own = SourceType::Http(http::read(
-            "default",
-            &reader.section("source.default", "defaults.source.http"),
-        ));
+        let own = http::read("default", &reader.section("source.default", "defaults.source.http"));
+        let own = SourceType::Http(Box::new(own));
         return vec![SourceConfig { name: "default".to_owned(), source: own }];
     }
     names.retain(|(name, at)| is_name(reader, "source", name, at));
@@ -116,7 +114,7 @@ fn read(reader: &Reader<'_>, name: String) -> Option<SourceConfig> {
     let path = format!("source.{name}");
     let section = reader.section(&path, "defaults.source.http");
     let source = match section.required_text("type").as_str() {
-        "http" => SourceType::Http(http::read(&name, &section)),
+        "http" => SourceType::Http(Box::new(http::read(&name, &section))),
         "" => return None,
         other => broker(reader, &reader.section(&path, "defaults.source.broker"), other)?,
     };

@@ -235,9 +235,6 @@ impl Refusal {
     }
 }
 
-/// How many answers are missing, and those there are.
-type Open = (usize, Vec<Option<Result<(), Refusal>>>);
-
 /// One call of `send`: reports of an earlier call have a call of their own to go to.
 struct Call {
     open: Mutex<Open>,

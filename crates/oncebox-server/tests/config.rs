@@ -378,8 +378,14 @@ fn what_is_wrong_is_named_with_its_place_and_the_nearest_word() {
             "[defaults.source.http]\nidd = \"hash\"\n",
             "x.toml:2:1: unknown key `idd` in [defaults.source.http]; did you mean `id`?",
         ),
-        ("[defaults.sink.kafka]\n", "x.toml:1:16: sink type `kafka` is not in this build"),
+        (
+            "[defaults.sink.kafka]\n",
+            "x.toml:1:16: [defaults.sink.kafka] is no section; what all brokers share",
+        ),
     ] {
+        if cfg!(feature = "mqtt") && expected.contains("is not in this build") {
+            continue;
+        }
         let found = problems(text);
         assert!(
             found.iter().any(|problem| problem.starts_with(expected)),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use oncebox::Backoff;
 
 use super::section::{Reader, Section};
-use super::source::{is_name, unknown_type};
+use super::source::{is_name, no_defaults, unknown_type};
 use crate::brokers::BrokerSink;
 
 pub use http::HttpSinkConfig;
@@ -57,7 +57,7 @@ pub(super) fn check_defaults(reader: &Reader<'_>) {
             continue;
         }
         if name != "http" {
-            unknown_type(reader, "sink", &name, at);
+            no_defaults(reader, "sink", &name, at);
             continue;
         }
         let section = reader.section("defaults.sink.http", "defaults.sink.http");

@@ -101,7 +101,7 @@ pub(super) fn check_defaults(reader: &Reader<'_>) {
             continue;
         }
         if name != "http" {
-            unknown_type(reader, "source", &name, at);
+            no_defaults(reader, "source", &name, at);
             continue;
         }
         let section = reader.section("defaults.source.http", "defaults.source.http");
@@ -160,6 +160,18 @@ pub(super) fn unknown_type(reader: &Reader<'_>, sort: &str, word: &str, at: std:
         format!("unknown {sort} type `{word}`{}", suggestion(word, TYPES.iter().copied()))
     };
     reader.problem(at, text);
+}
+
+/// Only what all brokers share has defaults in the file.
+pub(super) fn no_defaults(reader: &Reader<'_>, sort: &str, word: &str, at: std::ops::Range<usize>) {
+    if TYPES.contains(&word) {
+        let text = format!(
+            "[defaults.{sort}.{word}] is no section; what all brokers share stands in [defaults.{sort}.broker]"
+        );
+        reader.problem(at, text);
+    } else {
+        unknown_type(reader, sort, word, at);
+    }
 }
 
 /// Names are stored data and parts of addresses.

@@ -1,5 +1,6 @@
 //! What only Kafka can get wrong: groups, offsets, refused batches. On the mock cluster, where errors can be made.
 
+// Also in functions that are not marked as tests.
 #![allow(clippy::unwrap_used)]
 
 mod support;

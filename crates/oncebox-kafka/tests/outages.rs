@@ -1,5 +1,6 @@
 //! Connections that break or stand half open, through a proxy whose address Tansu tells its clients.
 
+// Also in functions that are not marked as tests.
 #![allow(clippy::unwrap_used)]
 
 mod support;

@@ -1,7 +1,7 @@
 //! What the tests share: two servers, and the plain client to look behind the back of the source and the sink.
 
 // Part of tests, which clippy sees only in functions marked as such; and no test file uses all of it.
-#![allow(clippy::unwrap_used, dead_code, unused_imports)]
+#![allow(clippy::unwrap_used, clippy::print_stderr, dead_code, unused_imports)]
 
 mod client;
 mod mock;

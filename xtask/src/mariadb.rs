@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::server::{LOG, StopMode, effective_user, free_port, succeed, user, wait_for, with_log};
+use crate::server::{Guard, LOG, StopMode, effective_user, free_port, succeed, user, wait_for, with_log};
 
 /// Names the folder with the server programs, when they are not where Debian puts them and not on the path.
 pub const PROGRAMS_VARIABLE: &str = "ONCEBOX_TEST_MARIADB_BIN";
@@ -59,7 +59,7 @@ impl PrivateMariadb {
     /// Like [`PrivateMariadb::start`], with more lines for its settings file.
     pub fn start_with(settings: &str) -> io::Result<Self> {
         let home = Home::create()?;
-        let guard = Guard::start(&home)?;
+        let guard = Guard::start(home.folder.path())?;
         let mut tries = 1;
         loop {
             let port = free_port()?;
@@ -283,48 +283,6 @@ fn greets(port: u16) -> io::Result<bool> {
     stream.read_exact(&mut greeting)?;
     // The version of the protocol, which is 255 for an error.
     Ok(greeting[4] == 10)
-}
-
-/// A process that stops the server and removes its folder as soon as its standard input ends.
-///
-/// A destructor alone is not enough: it does not run for a `static`, nor in a test binary that is interrupted.
-#[derive(Debug)]
-struct Guard {
-    process: Option<Child>,
-}
-
-impl Guard {
-    fn start(home: &Home) -> io::Result<Self> {
-        // A number from a file may by now be another process, so its command line must name our folder. That of a
-        // process that has ended and not been waited for is empty.
-        let script = r#"
-            read -r _
-            ours() { tr '\0' ' ' < /proc/"$id"/cmdline 2>/dev/null | grep -q "$0"; }
-            if id=$(cat "$0"/server.pid 2>/dev/null) && ours; then
-                kill -KILL "$id"
-                while ours; do sleep 0.02; done
-            fi
-            rm -rf "$0""#;
-        let mut command = home.command(Path::new("/bin/sh"));
-        command.arg("-c").arg(script).arg(home.folder.path());
-        let process = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        Ok(Self { process: Some(process) })
-    }
-
-    /// Lets the guard do its work; the first caller gets the process to wait for.
-    fn release(&mut self) -> Option<Child> {
-        let mut process = self.process.take()?;
-        drop(process.stdin.take());
-        Some(process)
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        if let Some(mut process) = self.release() {
-            let _ = process.wait();
-        }
-    }
 }
 
 fn not_found(what: &str) -> io::Error {

@@ -194,12 +194,12 @@ fn process_id(process: &Child) -> io::Result<Pid> {
 ///
 /// A destructor alone is not enough: it does not run for a `static`, nor in a test binary that is interrupted.
 #[derive(Debug)]
-struct Guard {
+pub(crate) struct Guard {
     process: Option<Child>,
 }
 
 impl Guard {
-    fn start(folder: &Path) -> io::Result<Self> {
+    pub(crate) fn start(folder: &Path) -> io::Result<Self> {
         // Knows the server, and whatever the server has started, by the folder it runs in; a number from a file might
         // by now be another process. Looks again afterwards, for a process that was just being started.
         let script = r#"
@@ -216,7 +216,7 @@ impl Guard {
     }
 
     /// Lets the guard do its work; the first caller gets the process to wait for.
-    fn release(&mut self) -> Option<Child> {
+    pub(crate) fn release(&mut self) -> Option<Child> {
         let mut process = self.process.take()?;
         drop(process.stdin.take());
         Some(process)
@@ -301,4 +301,21 @@ pub(crate) fn with_log(what: &str, folder: &Path) -> io::Error {
     let lines: Vec<&str> = log.lines().collect();
     let last = &lines[lines.len().saturating_sub(10)..];
     io::Error::other(format!("{what}; it logged last:\n{}", last.join("\n")))
+}
+/// A server for tests; `None`, with a line on stderr, when it is not installed and nobody asked for it.
+///
+/// `cargo xtask test` asks for every broker by setting `variable`: then a missing one fails the test.
+///
+/// # Panics
+/// When it cannot be started, or is missing and asked for.
+pub fn if_installed<T>(started: io::Result<T>, variable: &str) -> Option<T> {
+    match started {
+        Ok(server) => Some(server),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && std::env::var_os(variable).is_none() => {
+            // Not `eprintln`, which the test harness swallows for tests that pass.
+            let _ = io::Write::write_all(&mut io::stderr(), format!("not run: {error}\n").as_bytes());
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
 }

@@ -138,7 +138,8 @@ fn tansu_keeps_its_topics() {
         server.restart(mode).unwrap();
         assert_eq!(server.topics().unwrap(), ["kept"]);
     }
-    assert!(server.create_topic("kept", 2).is_err());
+    let again = server.create_topic("kept", 2).unwrap_err();
+    assert!(again.to_string().contains("already exists"), "{again}");
     assert_eq!(other.topics().unwrap(), Vec::<String>::new());
 
     let folder = server.folder().to_owned();

@@ -17,6 +17,8 @@ use crate::kinds::Kinds;
 use crate::message::Message;
 use crate::wake::Wake;
 
+pub use crate::stored::{StoredMessage, UNREADABLE};
+
 /// A database that can hold an inbox and an outbox. Cheap to clone: a handle.
 pub trait Store: Clone + Send + Sync + 'static {
     /// The driver's own connection type, as handlers see it (`sqlx::PgConnection`).
@@ -137,7 +139,7 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// Leases lanes of the outbox for one sink and reads what is due in them, in order, at most `ask.limit`.
     ///
     /// A message whose key has an earlier one waiting for its backoff is left out. Called again with the same token
-    /// it prolongs the lease of lanes it already has.
+    /// it prolongs the lease of lanes it already has; it may leave it as it is while less than a fifteenth is used up.
     fn lease_outgoing(
         &self,
         ask: &AskOutgoing<'_>,
@@ -387,6 +389,8 @@ pub struct LaneRow {
     pub scheduled: bool,
     /// An earlier message of its key is retrying or held; only looked for when asked.
     pub held: bool,
+    /// What is wrong with the row, when not all of it could be read: it becomes a dead letter without being run.
+    pub unreadable: Option<String>,
 }
 
 /// What to record for an inline transaction.
@@ -529,6 +533,8 @@ pub struct LeasedDelivery {
     pub message: Message,
     /// Whether its last error is one of [`is_suspect`], so that it must be run alone.
     pub suspect: bool,
+    /// What is wrong with the row, when not all of it could be read: it is dead without being run.
+    pub unreadable: Option<String>,
 }
 
 /// The note in the history of an attempt whose process died or lost its lease.
@@ -586,6 +592,8 @@ pub struct Outgoing {
     pub attempts: u32,
     /// The message.
     pub message: Message,
+    /// What is wrong with the row, when not all of it could be read: it is dead without being sent.
+    pub unreadable: Option<String>,
 }
 
 /// What became of an outgoing message.

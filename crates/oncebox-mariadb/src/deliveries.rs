@@ -262,7 +262,8 @@ impl Inner {
             }
             let suspect = has_lapsed || is_suspect(optional_text(row, 11)?.as_deref());
             let lease = Lease { delivery, token: ask.token, attempt: attempts.saturating_add(1) };
-            leased.push(LeasedDelivery { lease, message: rows::message(row, 4)?, suspect });
+            let (message, unreadable) = rows::message(row, 4)?;
+            leased.push(LeasedDelivery { lease, message, suspect, unreadable });
         }
         if leased.is_empty() {
             return Ok(leased);

@@ -194,9 +194,11 @@ impl Inner {
         }
         let mut found = Vec::with_capacity(messages.rows.len());
         for row in &messages.rows {
-            let message = if row.try_get(2)? { Some(rows::message(row, 5)?) } else { None };
+            let read = if row.try_get(2)? { Some(rows::message(row, 5)?) } else { None };
+            let (message, unreadable) = read.unzip();
             let (scheduled, held) = (row.try_get(3)?, row.try_get(4)?);
-            found.push(LaneRow { lane: rows::lane(row, 0)?, seq: row.try_get(1)?, message, scheduled, held });
+            let (lane, seq) = (rows::lane(row, 0)?, row.try_get(1)?);
+            found.push(LaneRow { lane, seq, message, scheduled, held, unreadable: unreadable.flatten() });
         }
         // The statement picks messages lane by lane, but joins them to their content in an order of its own.
         found.sort_by_key(|row| (read.lanes.iter().position(|bound| bound.lane == row.lane), row.seq));

@@ -5,24 +5,26 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use oncebox_core::store::Lease;
-use oncebox_core::{Error, ErrorKind, Headers, Message};
+use oncebox_core::store::{Lease, StoredMessage};
+use oncebox_core::{Error, ErrorKind, Message};
 use serde_json::{Value, json};
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
 use crate::error::Problem;
 
-/// Reads scope, id, kind, key, headers, payload and not_before, starting at this column.
-pub(crate) fn message(row: &MySqlRow, first: usize) -> Result<Message, Problem> {
-    let payload: &[u8] = row.try_get(first + 5)?;
-    let mut message =
-        Message::with_id(text(row, first + 1)?, text(row, first + 2)?, Bytes::copy_from_slice(payload));
-    message.scope = text(row, first)?;
-    message.key = optional_text(row, first + 3)?;
-    message.headers = Headers::from_stored(&text(row, first + 4)?)?;
-    message.not_before = row.try_get::<Option<i64>, _>(first + 6)?.map(timestamp).transpose()?;
-    Ok(message)
+/// Reads scope, id, kind, key, headers, payload and not_before, starting at this column; and what of it is unreadable.
+pub(crate) fn message(row: &MySqlRow, first: usize) -> Result<(Message, Option<String>), Problem> {
+    let stored = StoredMessage {
+        scope: row.try_get(first)?,
+        id: row.try_get(first + 1)?,
+        kind: row.try_get(first + 2)?,
+        key: row.try_get(first + 3)?,
+        headers: row.try_get(first + 4)?,
+        payload: Bytes::copy_from_slice(row.try_get(first + 5)?),
+        not_before: row.try_get(first + 6)?,
+    };
+    Ok(stored.read())
 }
 
 /// About how many bytes a message takes in a statement.

@@ -67,7 +67,7 @@ impl Inner {
                         attempts(row, 3)?,
                         timestamp(row.try_get(4)?)?,
                         timestamp(row.try_get(5)?)?,
-                        rows::message(row, 7)?,
+                        rows::message(row, 7)?.0,
                         history.remove(&id).unwrap_or_default(),
                     ))
                 })
@@ -145,7 +145,7 @@ impl Inner {
             rows.iter()
                 .map(|row| {
                     let received_at = timestamp(row.try_get(0)?)?;
-                    Ok(Conflict { message: rows::message(row, 1)?, received_at })
+                    Ok(Conflict { message: rows::message(row, 1)?.0, received_at })
                 })
                 .collect()
         })

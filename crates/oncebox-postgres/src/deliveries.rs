@@ -146,7 +146,8 @@ impl Inner {
             let lease =
                 Lease { delivery: DeliveryId(id), token: ask.token, attempt: rows::attempts(row, 2)? };
             let suspect = is_suspect(row.try_get(10)?);
-            leased.deliveries.push(LeasedDelivery { lease, message: rows::message(row, 3)?, suspect });
+            let (message, unreadable) = rows::message(row, 3)?;
+            leased.deliveries.push(LeasedDelivery { lease, message, suspect, unreadable });
         }
         Ok(leased)
     }

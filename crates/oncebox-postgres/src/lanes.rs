@@ -215,13 +215,15 @@ impl Inner {
             .await?;
         for row in &rows {
             let state: i16 = row.try_get(2)?;
-            let message = if state == 0 { None } else { Some(rows::message(row, 3)?) };
+            let read = if state == 0 { None } else { Some(rows::message(row, 3)?) };
+            let (message, unreadable) = read.unzip();
             found.push(LaneRow {
                 lane: rows::lane(row, 0)?,
                 seq: row.try_get(1)?,
                 message,
                 scheduled: state == 2,
                 held: state == 3,
+                unreadable: unreadable.flatten(),
             });
         }
         Ok(())

@@ -115,9 +115,10 @@ impl Inner {
                 .await?;
             rows.iter()
                 .map(|row| {
-                    let mut message = rows::message(row, 3)?;
+                    let (mut message, unreadable) = rows::message(row, 3)?;
                     message.sink = row.try_get(2)?;
-                    Ok(Outgoing { seq: row.try_get(0)?, attempts: rows::attempts(row, 1)?, message })
+                    let (seq, attempts) = (row.try_get(0)?, rows::attempts(row, 1)?);
+                    Ok(Outgoing { seq, attempts, message, unreadable })
                 })
                 .collect()
         })

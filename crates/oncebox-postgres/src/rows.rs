@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use oncebox_core::store::Lease;
-use oncebox_core::{Error, ErrorKind, Headers, Message};
+use oncebox_core::store::{Lease, StoredMessage};
+use oncebox_core::{Error, ErrorKind, Message};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
@@ -64,16 +64,24 @@ fn collapse<T: PartialEq>(column: &mut Vec<T>) {
     }
 }
 
-/// Reads scope, id, kind, key, headers, payload and not_before, starting at this column.
-pub(crate) fn message(row: &PgRow, first: usize) -> Result<Message, Problem> {
-    let payload: Vec<u8> = row.try_get(first + 5)?;
-    let (id, kind): (String, String) = (row.try_get(first + 1)?, row.try_get(first + 2)?);
-    let mut message = Message::with_id(id, kind, Bytes::from(payload));
-    message.scope = row.try_get(first)?;
-    message.key = row.try_get(first + 3)?;
-    message.headers = Headers::from_stored(row.try_get(first + 4)?)?;
-    message.not_before = row.try_get::<Option<i64>, _>(first + 6)?.map(timestamp).transpose()?;
-    Ok(message)
+/// Reads scope, id, kind, key, headers, payload and not_before, starting at this column; and what of it is unreadable.
+pub(crate) fn message(row: &PgRow, first: usize) -> Result<(Message, Option<String>), Problem> {
+    let stored = StoredMessage {
+        scope: bytes(row, first)?,
+        id: bytes(row, first + 1)?,
+        kind: bytes(row, first + 2)?,
+        key: row.try_get_unchecked(first + 3)?,
+        headers: bytes(row, first + 4)?,
+        payload: Bytes::copy_from_slice(bytes(row, first + 5)?),
+        not_before: row.try_get_unchecked(first + 6)?,
+    };
+    Ok(stored.read())
+}
+
+/// The bytes of a text or a bytea. In the binary form of the protocol, which every prepared statement uses, both are the
+/// bytes themselves, so the driver need not look at the type for each row.
+fn bytes(row: &PgRow, column: usize) -> Result<&[u8], sqlx::Error> {
+    row.try_get_unchecked(column)
 }
 
 /// A stored time.

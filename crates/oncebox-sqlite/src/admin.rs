@@ -83,7 +83,7 @@ impl SqliteStore {
                     get(row, 3)?,
                     timestamp(get(row, 4)?)?,
                     timestamp(get(row, 5)?)?,
-                    message(row, 7)?,
+                    message(row, 7)?.0,
                     history.remove(&id).unwrap_or_default(),
                 ))
             })
@@ -148,7 +148,7 @@ impl SqliteStore {
         let rows =
             query(&self.sql.conflicts).bind(limit(most)).fetch_all(&self.pool).await.map_err(classify)?;
         rows.iter()
-            .map(|row| Ok(Conflict { received_at: timestamp(get(row, 0)?)?, message: message(row, 1)? }))
+            .map(|row| Ok(Conflict { received_at: timestamp(get(row, 0)?)?, message: message(row, 1)?.0 }))
             .collect()
     }
 

@@ -258,7 +258,8 @@ impl SqliteStore {
         for row in &rows {
             let lease = Lease { delivery: DeliveryId(get(row, 0)?), token: ask.token, attempt: get(row, 1)? };
             let suspect = is_suspect(get(row, 9)?);
-            leased.push(LeasedDelivery { lease, message: message(row, 2)?, suspect });
+            let (message, unreadable) = message(row, 2)?;
+            leased.push(LeasedDelivery { lease, message, suspect, unreadable });
         }
         leased.sort_by_key(|leased| place.get(&leased.lease.delivery.0).copied());
         Ok(leased)

@@ -179,12 +179,15 @@ impl SqliteStore {
             .iter()
             .map(|row| {
                 let wanted = get::<Option<&[u8]>>(row, 9)?.is_some();
+                let read = if wanted { Some(message(row, 4)?) } else { None };
+                let (message, unreadable) = read.unzip();
                 Ok(LaneRow {
                     lane: get(row, 0)?,
                     seq: get(row, 1)?,
                     scheduled: get::<Option<bool>>(row, 2)?.unwrap_or(false),
                     held: get(row, 3)?,
-                    message: if wanted { Some(message(row, 4)?) } else { None },
+                    message,
+                    unreadable: unreadable.flatten(),
                 })
             })
             .collect::<Result<_, Error>>()?;

@@ -85,8 +85,9 @@ impl SqliteStore {
         let mut outgoing = Vec::with_capacity(rows.len());
         for row in &rows {
             lanes.insert(get(row, 2)?);
-            let message = message(row, 4)?.to(get::<String>(row, 3)?);
-            outgoing.push(Outgoing { seq: get(row, 0)?, attempts: get(row, 1)?, message });
+            let (message, unreadable) = message(row, 4)?;
+            let message = message.to(get::<String>(row, 3)?);
+            outgoing.push(Outgoing { seq: get(row, 0)?, attempts: get(row, 1)?, message, unreadable });
         }
         query(&self.sql.lease_relay)
             .bind(self.shift())

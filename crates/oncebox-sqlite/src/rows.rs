@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use jiff::Timestamp;
-use oncebox_core::store::Lease;
-use oncebox_core::{Error, ErrorKind, Headers, Message};
+use oncebox_core::store::{Lease, StoredMessage};
+use oncebox_core::{Error, ErrorKind, Message};
 use serde_json::Value;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Decode, Row, Sqlite, Type};
@@ -19,15 +20,24 @@ pub(crate) fn get<'r, T: Decode<'r, Sqlite> + Type<Sqlite>>(
     row.try_get(column).map_err(classify)
 }
 
-/// The message in columns scope, id, kind, key, headers, payload, not_before, from this number on.
-pub(crate) fn message(row: &SqliteRow, first: usize) -> Result<Message, Error> {
-    let payload: Vec<u8> = get(row, first + 5)?;
-    let (id, kind): (String, String) = (get(row, first + 1)?, get(row, first + 2)?);
-    let mut message = Message::with_id(id, kind, payload).scope(get::<String>(row, first)?);
-    message.key = get(row, first + 3)?;
-    message.headers = Headers::from_stored(get(row, first + 4)?)?;
-    message.not_before = get::<Option<i64>>(row, first + 6)?.map(timestamp).transpose()?;
-    Ok(message)
+/// The message in columns scope, id, kind, key, headers, payload, not_before, from this number on; and what of it is
+/// unreadable.
+pub(crate) fn message(row: &SqliteRow, first: usize) -> Result<(Message, Option<String>), Error> {
+    let stored = StoredMessage {
+        scope: bytes(row, first)?,
+        id: bytes(row, first + 1)?,
+        kind: bytes(row, first + 2)?,
+        key: row.try_get_unchecked(first + 3).map_err(classify)?,
+        headers: bytes(row, first + 4)?,
+        payload: Bytes::copy_from_slice(bytes(row, first + 5)?),
+        not_before: get(row, first + 6)?,
+    };
+    Ok(stored.read())
+}
+
+/// The bytes of a text or a blob: SQLite does not look whether a text is one.
+fn bytes(row: &SqliteRow, column: usize) -> Result<&[u8], Error> {
+    row.try_get_unchecked(column).map_err(classify)
 }
 
 /// A stored time.

@@ -83,6 +83,10 @@ pub trait Subject: Sized + Send + Sync + 'static {
         time: Duration,
     ) -> impl Future<Output = Result<(), Box<dyn StdError + Send + Sync>>> + Send;
 
+    /// Spoils every row of the log, the deliveries and the outbox with this message id, as the user's own SQL could: the
+    /// headers become `{oops` and `not_before` the largest number there is.
+    fn spoil(&self, id: &str) -> impl Future<Output = ()> + Send;
+
     /// Begins a transaction of the user's own.
     fn begin(&self) -> impl Future<Output = Self::Own> + Send;
 

@@ -14,7 +14,7 @@ use crate::bench::yard::{Row, Yard};
 use crate::target::Place;
 
 /// Messages per statement when ingesting, and per transaction when processing; the same everywhere.
-const BATCH: usize = 1000;
+pub(crate) const BATCH: usize = 1000;
 /// How many callers ingest one by one.
 const CALLERS: usize = 8;
 /// The payload, in bytes.
@@ -32,11 +32,7 @@ type Tables<T> = <<T as crate::target::Target>::Store as Store>::Connection;
 
 /// Measures everything and removes its tables again.
 pub(crate) async fn all<T: Yard>(place: &Place, plan: &Plan) -> Result<Report, String> {
-    let steps = plan.rounds * 12 + 2;
-    let bar = if plan.quiet { ProgressBar::hidden() } else { ProgressBar::new(steps) };
-    if let Ok(style) = ProgressStyle::with_template("{bar:40.green} {pos}/{len}  {msg}  {elapsed}") {
-        bar.set_style(style);
-    }
+    let bar = progress_bar(plan, plan.rounds * 12 + 2);
     let mut rounds = Vec::new();
     for _ in 0..plan.rounds {
         rounds.push(on_fresh_tables::<T, _, _>(place, async |yard| round(&yard, plan, &bar).await).await?);
@@ -47,11 +43,7 @@ pub(crate) async fn all<T: Yard>(place: &Place, plan: &Plan) -> Result<Report, S
     bar.set_message("cost");
     let cost = on_fresh_tables::<T, _, _>(place, async |yard| cost(place, &yard, plan).await).await?;
     bar.finish_and_clear();
-    let median = |pick: fn(&Round) -> f64| {
-        let mut values: Vec<f64> = rounds.iter().map(pick).collect();
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2].round()
-    };
+    let median = |pick: fn(&Round) -> f64| median(rounds.iter().map(pick)).round();
     Ok(Report {
         store: place.store_name().to_ascii_lowercase(),
         messages: plan.messages,
@@ -78,18 +70,38 @@ pub(crate) async fn all<T: Yard>(place: &Place, plan: &Plan) -> Result<Report, S
     })
 }
 
+pub(crate) fn progress_bar(plan: &Plan, steps: u64) -> ProgressBar {
+    let bar = if plan.quiet { ProgressBar::hidden() } else { ProgressBar::new(steps) };
+    if let Ok(style) = ProgressStyle::with_template("{bar:40.green} {pos}/{len}  {msg}  {elapsed}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// The middle one of at least one value.
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
 async fn on_fresh_tables<T: Yard, R, F>(place: &Place, work: F) -> Result<R, String>
 where
     F: AsyncFnOnce(T) -> Result<R, String>,
 {
-    let yard = T::open(place, 12).await?;
-    yard.create().await?;
-    yard.lay_out().await.map_err(|error| error.to_string())?;
+    let yard: T = fresh_tables(place).await?;
     let result = work(yard.clone()).await;
     let removed = yard.remove().await;
     let result = result?;
     removed?;
     Ok(result)
+}
+
+pub(crate) async fn fresh_tables<T: Yard>(place: &Place) -> Result<T, String> {
+    let yard = T::open(place, 12).await?;
+    yard.create().await?;
+    yard.lay_out().await.map_err(text)?;
+    Ok(yard)
 }
 
 #[derive(Debug, Default)]
@@ -130,7 +142,7 @@ async fn round<T: Yard>(yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Roun
     })
     .await?;
     step("ingest");
-    let stored = messages("single", fast);
+    let stored = messages("single", "single", fast);
     figures.ingest_batch = rate(fast, receive(&single, &stored)).await?;
     step("duplicates");
     figures.ingest_duplicates = rate(fast, receive(&single, &stored)).await?;
@@ -163,7 +175,7 @@ async fn round<T: Yard>(yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Roun
     .await?;
     let batch = batch_inbox(yard, "set");
     run(batch.clone()).drain().await.map_err(text)?;
-    receive(&batch, &messages("set", fast)).await?;
+    receive(&batch, &messages("set", "set", fast)).await?;
     step("process, set-based");
     figures.process_batch = rate(fast, async { run(batch.clone()).drain().await.map_err(text) }).await?;
     step("recipe, set-based");
@@ -185,7 +197,7 @@ async fn round<T: Yard>(yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Roun
     })
     .await?;
     step("one by one");
-    let singles = messages("one", slow);
+    let singles = messages("single", "one", slow);
     let one = &single;
     figures.ingest_single = rate(slow, async {
         let callers = singles.chunks(slow.div_ceil(CALLERS)).map(|own| async move {
@@ -198,7 +210,7 @@ async fn round<T: Yard>(yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Roun
     })
     .await?;
     step("inline");
-    let inline = messages("inline", fast);
+    let inline = messages("single", "inline", fast);
     figures.inline = rate(fast, async {
         for chunk in inline.chunks(BATCH) {
             single.process_all(chunk.to_vec()).await.map_err(text)?;
@@ -232,7 +244,7 @@ async fn latency<T: Yard>(place: &Place, yard: &T) -> Result<Latency, String> {
     );
     let sender = Inbox::new(yard.store());
     let mut times = Vec::with_capacity(LATENCIES);
-    for message in messages("latency", LATENCIES + 20) {
+    for message in messages("single", "latency", LATENCIES + 20) {
         let id = message.id.clone();
         let started = Instant::now();
         sender.receive(&[message]).await.map_err(text)?;
@@ -271,7 +283,7 @@ async fn cost<T: Yard>(place: &Place, yard: &T, plan: &Plan) -> Result<Cost, Str
     .await?;
     // A store that logs no statements cannot be counted by its log.
     let logged = bare > 0.0;
-    let inline = messages("inline", few);
+    let inline = messages("single", "inline", few);
     let (inline_statements, inline_spent) = spent(place, yard, async |inbox, _| {
         for message in inline {
             inbox.process(message).await.map_err(text)?;
@@ -279,7 +291,7 @@ async fn cost<T: Yard>(place: &Place, yard: &T, plan: &Plan) -> Result<Cost, Str
         Ok(())
     })
     .await?;
-    let stored = messages("stored", count);
+    let stored = messages("single", "stored", count);
     let (stored_statements, stored_spent) = spent(place, yard, async |inbox, _| {
         receive(&inbox, &stored).await?;
         run(inbox).drain().await.map_err(text)
@@ -331,7 +343,7 @@ fn single_inbox<T: Yard>(yard: &T, kind: &str) -> Inbox<T::Store> {
     Inbox::new(yard.store()).on(kind, handler("bench-single", insert).batch(BATCH))
 }
 
-fn batch_inbox<T: Yard>(yard: &T, kind: &str) -> Inbox<T::Store> {
+pub(crate) fn batch_inbox<T: Yard>(yard: &T, kind: &str) -> Inbox<T::Store> {
     let schema = yard.schema().to_owned();
     let insert = move |mut tx: Tx<Tables<T>>, Batch(messages): Batch<Message>| {
         let schema = schema.clone();
@@ -344,7 +356,7 @@ fn batch_inbox<T: Yard>(yard: &T, kind: &str) -> Inbox<T::Store> {
     Inbox::new(yard.store()).on(kind, handler("bench-batch", insert).batch(BATCH))
 }
 
-async fn receive<St: Store>(inbox: &Inbox<St>, messages: &[Message]) -> Result<(), String> {
+pub(crate) async fn receive<St: Store>(inbox: &Inbox<St>, messages: &[Message]) -> Result<(), String> {
     for chunk in messages.chunks(BATCH) {
         inbox.receive(chunk).await.map_err(text)?;
     }
@@ -359,11 +371,7 @@ fn id(name: &str, number: usize) -> String {
     format!("{name}-{first:016x}{number:08x}")
 }
 
-fn messages(name: &str, count: usize) -> Vec<Message> {
-    let kind = match name {
-        "set" => "set",
-        _ => "single",
-    };
+pub(crate) fn messages(kind: &str, name: &str, count: usize) -> Vec<Message> {
     (0..count).map(|number| Message::new(kind, vec![b'x'; PAYLOAD]).id(id(name, number))).collect()
 }
 
@@ -371,12 +379,15 @@ fn rows(name: &str, count: usize) -> Vec<Row> {
     (0..count).map(|number| Row { id: id(name, number), payload: vec![b'x'; PAYLOAD] }).collect()
 }
 
-async fn rate(count: usize, work: impl Future<Output = Result<(), String>>) -> Result<f64, String> {
+pub(crate) async fn rate(
+    count: usize,
+    work: impl Future<Output = Result<(), String>>,
+) -> Result<f64, String> {
     let started = Instant::now();
     work.await?;
     Ok(count as f64 / started.elapsed().as_secs_f64())
 }
 
-fn text(error: impl std::fmt::Display) -> String {
+pub(crate) fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }

@@ -3,6 +3,7 @@
 //! Timings are noisy, so only ratios measured side by side mean anything: every pair is measured in alternation,
 //! several rounds, and the median is taken.
 
+mod brokers;
 mod cost;
 mod mariadb;
 mod measure;
@@ -13,7 +14,9 @@ mod yard;
 
 use clap::Args;
 use oncebox::clock::Seed;
+use serde::Serialize;
 
+use crate::bench::brokers::BrokerReport;
 use crate::bench::report::Report;
 use crate::target::{MariaTarget, PgTarget, Place, SqliteTarget};
 
@@ -25,6 +28,10 @@ pub(crate) struct Options {
     /// removed at the end.
     #[arg(long)]
     store: Option<String>,
+    /// A broker to measure with the store instead: `amqp://…` (RabbitMQ), `nats://…` or `kafka://host:port`. Own queues,
+    /// removed at the end.
+    #[arg(long, value_name = "URL")]
+    source: Option<String>,
     /// How many messages each fast measurement handles; slow ones handle a part of them.
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1000..=10_000_000))]
     messages: u64,
@@ -46,6 +53,10 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
     place.check()?;
     let messages = usize::try_from(options.messages).map_err(|error| error.to_string())?;
     let plan = measure::Plan { messages, rounds: options.rounds, quiet: options.json };
+    if let Some(source) = &options.source {
+        let report = brokers::all(source, &place, &plan).await?;
+        return show(&options, &report, BrokerReport::print);
+    }
     let report: Report = if place.is_postgres() {
         measure::all::<PgTarget>(&place, &plan).await?
     } else if place.is_mariadb() {
@@ -53,10 +64,14 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
     } else {
         measure::all::<SqliteTarget>(&place, &plan).await?
     };
+    show(&options, &report, Report::print)
+}
+
+fn show<R: Serialize>(options: &Options, report: &R, print: fn(&R)) -> Result<bool, String> {
     if options.json {
-        println!("{}", serde_json::to_string(&report).map_err(|error| error.to_string())?);
+        println!("{}", serde_json::to_string(report).map_err(|error| error.to_string())?);
     } else {
-        report.print();
+        print(report);
     }
     Ok(true)
 }

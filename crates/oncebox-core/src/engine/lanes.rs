@@ -47,12 +47,18 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
     }
 
     /// Claims lanes and runs what is in them until they are empty or `stop` says so. False when there was nothing.
-    pub(crate) async fn step(&mut self, stop: &(dyn Fn() -> bool + Send + Sync)) -> Result<bool, Error> {
-        let lanes = self.claim(self.handler.settings.batch).await?;
+    ///
+    /// The first batch has at most `limit` messages; with a gate it is the only one.
+    pub(crate) async fn step(
+        &mut self,
+        limit: usize,
+        stop: &(dyn Fn() -> bool + Send + Sync),
+    ) -> Result<bool, Error> {
+        let lanes = self.claim(limit).await?;
         if lanes.is_empty() {
             return Ok(false);
         }
-        let result = self.run_claimed(lanes, stop).await;
+        let result = self.run_claimed(lanes, limit, stop).await;
         if !matches!(result, Ok(false)) {
             self.end_claim(&result).await;
         }
@@ -73,8 +79,12 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
     }
 
     async fn claim(&mut self, limit: usize) -> Result<Vec<ClaimedLane>, Error> {
-        let claim =
-            Claim { handler: self.handler.name(), token: self.token, lanes: self.lanes_wanted, limit };
+        let claim = Claim {
+            handler: self.handler.name(),
+            token: self.token,
+            lanes: self.lanes_wanted.min(limit),
+            limit,
+        };
         let lanes = self.inbox.store.claim(&claim).await?;
         if lanes.is_empty() {
             self.lanes_wanted = self.most_lanes;
@@ -86,6 +96,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
     async fn run_claimed(
         &mut self,
         claimed: Vec<ClaimedLane>,
+        limit: usize,
         stop: &(dyn Fn() -> bool + Send + Sync),
     ) -> Result<bool, Error> {
         let all = claimed.len();
@@ -93,11 +104,11 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
         if lanes.is_empty() {
             return Ok(true);
         }
-        let limit = self.handler.settings.batch;
+        let gated = self.handler.settings.gate.is_some();
         let began = Instant::now();
         loop {
             // Claiming again is what notices a pause, and lets other processes have a turn.
-            let stopping = stop() || began.elapsed() >= CLAIM_FOR;
+            let stopping = gated || stop() || began.elapsed() >= CLAIM_FOR;
             let mut work = LaneWork {
                 inbox: &self.inbox,
                 handler: &self.handler,
@@ -149,7 +160,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
                 .filter_map(|row| {
                     let (message, state) = self.parked(row, &mut keys, ParkState::Ready(Duration::ZERO))?;
                     let ran = matches!(state, ParkState::Ready(_) | ParkState::Held) && !row.held;
-                    let error = ran.then(|| SUSPECTED.to_owned());
+                    let error = row.unreadable.clone().or_else(|| ran.then(|| SUSPECTED.to_owned()));
                     let attempts = if ran { attempts } else { 0 };
                     Some(Park { handler: self.handler.name().to_owned(), message, state, attempts, error })
                 })
@@ -180,7 +191,8 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
             .filter_map(|row| {
                 let (message, state) = self.parked(row, &mut keys, ParkState::Leased(self.token, LEASE))?;
                 let attempts = u32::from(matches!(state, ParkState::Leased(..)));
-                Some(Park { handler: self.handler.name().to_owned(), message, state, attempts, error: None })
+                let (handler, error) = (self.handler.name().to_owned(), row.unreadable.clone());
+                Some(Park { handler, message, state, attempts, error })
             })
             .collect();
         self.lanes_wanted = lanes_for_next(&batch.rows, limit, lanes.len(), self.most_lanes);
@@ -190,7 +202,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
             ..Commit::default()
         };
         let ids = self.inbox.store.commit(batch.connection, commit).await?;
-        self.count_held(&park);
+        self.count(&park);
         Ok(park
             .into_iter()
             .zip(ids)
@@ -199,11 +211,12 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
                 lease: Lease { delivery, token: self.token, attempt: 1 },
                 message: park.message,
                 suspect: false,
+                unreadable: None,
             })
             .collect())
     }
 
-    /// What a row is parked as: `running` unless it is not due or has to wait behind its key.
+    /// What a row is parked as: `running` unless it cannot be read, is not due or has to wait behind its key.
     fn parked(
         &self,
         row: &LaneRow,
@@ -212,6 +225,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
     ) -> Option<(crate::Message, ParkState)> {
         let message = row.message.clone()?;
         let state = match &message.key {
+            _ if row.unreadable.is_some() => ParkState::Dead,
             _ if row.scheduled => ParkState::Scheduled,
             Some(key) if self.handler.settings.ordered => {
                 let behind = row.held || !keys.insert(key.clone());
@@ -222,9 +236,12 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
         Some((message, state))
     }
 
-    fn count_held(&self, park: &[Park]) {
-        let held = park.iter().filter(|park| park.state == ParkState::Held).count();
-        self.inbox.shared.counters.add(self.handler.name(), Counter::Held, held);
+    fn count(&self, park: &[Park]) {
+        let mut tally = Tally::default();
+        for park in park {
+            tally.add(park.state, park.attempts);
+        }
+        tally.count(&self.inbox, self.handler.name());
     }
 
     fn read<'a>(&'a self, lanes: &'a [LaneBound], limit: usize) -> ReadLanes<'a> {
@@ -332,6 +349,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
             .iter_mut()
             .map(|row| {
                 let runs = row.message.is_some()
+                    && row.unreadable.is_none()
                     && !row.scheduled
                     && !row.held
                     && !blamed.contains_key(&(row.lane, row.seq));
@@ -362,6 +380,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
             let (state, attempts, error) = match blamed {
                 Some(Outcome::Dead(error)) => (ParkState::Dead, 1, Some(error.clone())),
                 Some(Outcome::Retry(delay, error)) => (ParkState::Ready(*delay), 1, Some(error.clone())),
+                _ if row.unreadable.is_some() => (ParkState::Dead, 0, row.unreadable.clone()),
                 _ if row.scheduled => (ParkState::Scheduled, 0, None),
                 _ if row.held => (ParkState::Held, 0, None),
                 _ => {

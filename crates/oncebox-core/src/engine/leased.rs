@@ -39,6 +39,10 @@ where
 {
     // Leasing counts the attempt. With only one, a neighbour's crash must not use it up.
     let limit = if handler.settings.max_attempts == 1 { 1 } else { FEW.min(handler.settings.batch) };
+    let limit = match handler.settings.room(limit) {
+        Ok(room) => room,
+        Err(wait) => return Ok(Found { any: false, next_due: Some(wait) }),
+    };
     let ask = AskLease {
         handler: handler.name(),
         token: new_token(&inbox.shared.seed),
@@ -51,7 +55,7 @@ where
     if leased.deliveries.is_empty() {
         return Ok(Found { any: false, next_due });
     }
-    let deliveries = bury_exhausted(inbox, handler, leased.deliveries).await?;
+    let deliveries = bury_hopeless(inbox, handler, leased.deliveries).await?;
     let (deliveries, later) = set_apart(deliveries);
     give_back(inbox, handler, &later).await?;
     // A delivery that has not failed yet is as good as one from the log. One that has may kill the process.
@@ -126,20 +130,25 @@ async fn keep_leases<St: Store, S>(inbox: &Inbox<St, S>, handler: &Registered<St
     }
 }
 
-/// Deliveries whose every attempt ended with the process: dead, without being run once more.
-pub(crate) async fn bury_exhausted<St: Store, S>(
+/// Deliveries that cannot be read, or whose every attempt ended with the process: dead, without being run once more.
+pub(crate) async fn bury_hopeless<St: Store, S>(
     inbox: &Inbox<St, S>,
     handler: &Registered<St, S>,
     deliveries: Vec<LeasedDelivery>,
 ) -> Result<Vec<LeasedDelivery>, Error> {
     let most = handler.settings.max_attempts;
-    let (exhausted, alive): (Vec<_>, Vec<_>) =
-        deliveries.into_iter().partition(|delivery| delivery.lease.attempt > most);
-    if !exhausted.is_empty() {
-        let text = format!("all {most} attempts are used up, and the last one did not finish");
-        let settlements: Vec<Settlement> = exhausted
-            .iter()
-            .map(|delivery| Settlement { lease: delivery.lease, outcome: Outcome::Dead(text.clone()) })
+    let (hopeless, alive): (Vec<_>, Vec<_>) = deliveries
+        .into_iter()
+        .partition(|delivery| delivery.unreadable.is_some() || delivery.lease.attempt > most);
+    if !hopeless.is_empty() {
+        let settlements: Vec<Settlement> = hopeless
+            .into_iter()
+            .map(|delivery| {
+                let exhausted =
+                    || format!("all {most} attempts are used up, and the last one did not finish");
+                let outcome = Outcome::Dead(delivery.unreadable.unwrap_or_else(exhausted));
+                Settlement { lease: delivery.lease, outcome }
+            })
             .collect();
         settle(inbox, handler, &settlements).await?;
     }

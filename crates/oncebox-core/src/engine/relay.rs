@@ -38,7 +38,11 @@ pub(crate) async fn step<St: Store, S, K: Sink>(
             Err(error) => break Err(error),
         };
         any = true;
-        if let Err(error) = send(inbox, relay, token, due).await {
+        let sent = match bury_unreadable(inbox, relay, token, due).await {
+            Ok(due) => send(inbox, relay, token, due).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = sent {
             break Err(error);
         }
     };
@@ -49,6 +53,24 @@ pub(crate) async fn step<St: Store, S, K: Sink>(
         }
     }
     result.map(|()| any)
+}
+
+/// Messages that cannot be read: dead, without being sent. Answers the others.
+async fn bury_unreadable<St: Store, S, K: Sink>(
+    inbox: &Inbox<St, S>,
+    relay: &Relay<K>,
+    token: Token,
+    due: Vec<Outgoing>,
+) -> Result<Vec<Outgoing>, Error> {
+    let (unreadable, due): (Vec<_>, Vec<_>) =
+        due.into_iter().partition(|outgoing| outgoing.unreadable.is_some());
+    if !unreadable.is_empty() {
+        let reason = |outgoing: &Outgoing| outgoing.unreadable.clone().unwrap_or_default();
+        let answers = unreadable.iter().map(|outgoing| Err(SendFailure::Permanent(reason(outgoing))));
+        let answers = answers.collect();
+        settle(inbox, relay, token, &unreadable, answers, &mut HashSet::new()).await?;
+    }
+    Ok(due)
 }
 
 /// Sends one lot, in waves where the sink does not keep order by itself.
@@ -107,28 +129,36 @@ async fn settle<St: Store, S, K: Sink>(
     let (mut sent, mut failed, mut dead) = (0, 0, 0);
     let mut answers = answers.into_iter();
     let mut results = Vec::with_capacity(wave.len());
+    // Keys with a message in this wave that is to be tried again, or was for the last time.
+    let mut untried: HashSet<&String> = HashSet::new();
     for outgoing in wave {
         let answer = answers.next().unwrap_or_else(|| {
             Err(SendFailure::Retry("the sink did not say whether it has the message".to_owned()))
         });
         let attempt = outgoing.attempts + 1;
+        let key = outgoing.message.key.as_ref();
         let outcome = match answer {
+            // A sink that keeps order did not try it, because of the one before it: it waits with that one.
+            Err(SendFailure::Retry(_)) if key.is_some_and(|key| untried.contains(key)) => continue,
             Ok(()) => {
                 sent += 1;
                 SendOutcome::Confirmed
             }
             Err(SendFailure::Retry(error)) if attempt < relay.max_attempts => {
+                untried.extend(key);
                 failed += 1;
                 SendOutcome::Retry(relay.backoff.delay(attempt, inbox.shared.seed.next()), error)
             }
-            Err(SendFailure::Retry(error) | SendFailure::Permanent(error)) => {
+            Err(failure) => {
+                untried.extend(key.filter(|_| matches!(failure, SendFailure::Retry(_))));
                 failed += 1;
                 dead += 1;
+                let (SendFailure::Retry(error) | SendFailure::Permanent(error)) = failure;
                 SendOutcome::Dead(error)
             }
         };
         if matches!(outcome, SendOutcome::Retry(..)) {
-            stuck.extend(outgoing.message.key.clone());
+            stuck.extend(key.cloned());
         }
         results.push(Sent { seq: outgoing.seq, outcome });
     }

@@ -1,6 +1,6 @@
 //! Tansu, a server that speaks Kafka's protocol.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -38,14 +38,8 @@ pub(crate) fn tansu_behind(port: u16) -> Option<PrivateTansu> {
 }
 
 fn told(started: io::Result<PrivateTansu>) -> Option<PrivateTansu> {
-    match started {
-        Ok(server) => Some(server),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            eprintln!("not run: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    // Built only by `cargo xtask test --all`.
+    xtask::server::if_installed(started, xtask::steps::ALL_VARIABLE)
 }
 
 /// A name that no other test of this process has.

@@ -257,6 +257,18 @@ impl<W: Way> Subject for SubjectBy<W> {
         Ok(())
     }
 
+    async fn spoil(&self, id: &str) {
+        let mut connection = outside(&self.plain).await.unwrap();
+        for (table, column) in [("log", "id"), ("delivery", "message_id"), ("outbox", "id")] {
+            let text = format!(
+                "update {}.{table} set headers = '{{oops', not_before = {} where {column} = ?",
+                self.name,
+                i64::MAX
+            );
+            sqlx::query(AssertSqlSafe(text)).bind(id.as_bytes()).execute(&mut connection).await.unwrap();
+        }
+    }
+
     async fn begin(&self) -> Transaction<'static, MySql> {
         self.pool.begin().await.unwrap()
     }

@@ -9,7 +9,8 @@ mine as materialized (
     select o.seq, given.outcome, given.delay, given.error
     from {schema}.outbox o
     join given on given.seq = o.seq
-    where o.sink = $2 and (given.outcome = 0 or exists (
+    -- Said twice, so that the rows are found by their seq and not by reading the whole outbox.
+    where o.seq = any ($4::bigint[]) and o.sink = $2 and (given.outcome = 0 or exists (
         select 1 from {schema}.relay r where r.sink = $2 and r.lane = o.lane and r.token = $3
     ))
     order by o.seq

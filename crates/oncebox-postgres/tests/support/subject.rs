@@ -242,6 +242,18 @@ impl<W: Way> Subject for SubjectBy<W> {
         Ok(())
     }
 
+    async fn spoil(&self, id: &str) {
+        let mut connection = self.plain.clone().connect().await.unwrap();
+        for (table, column) in [("log", "id"), ("delivery", "message_id"), ("outbox", "id")] {
+            let text = format!(
+                "update {}.{table} set headers = '{{oops', not_before = {} where {column} = $1",
+                self.name,
+                i64::MAX
+            );
+            sqlx::query(AssertSqlSafe(text)).bind(id).execute(&mut connection).await.unwrap();
+        }
+    }
+
     async fn begin(&self) -> Transaction<'static, Postgres> {
         // At read committed whatever the session's default: a caller who chooses a stricter level must be ready to run
         // his transaction again (40001), and the cases are not.

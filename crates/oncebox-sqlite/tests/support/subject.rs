@@ -148,6 +148,17 @@ impl Subject for SqliteSubject {
         Ok(())
     }
 
+    async fn spoil(&self, id: &str) {
+        let mut connection = self.options().connect().await.unwrap();
+        for (table, column) in [("log", "id"), ("delivery", "message_id"), ("outbox", "id")] {
+            let text = format!(
+                "update oncebox_{table} set headers = '{{oops', not_before = {} where {column} = ?1",
+                i64::MAX
+            );
+            sqlx::query(sqlx::AssertSqlSafe(text)).bind(id).execute(&mut connection).await.unwrap();
+        }
+    }
+
     async fn begin(&self) -> Transaction<'static, Sqlite> {
         self.pool().begin_with("begin immediate").await.unwrap()
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use oncebox_core::{Inbox, Message, Relay, Run, Store, run};
 
-use super::fixtures::{FAST, assert_acknowledged, charging, in_turn, put, until_effects};
+use super::fixtures::{FAST, assert_acknowledged, charging, in_turn, put, until_acknowledged, until_effects};
 use super::round_trip::publish;
 use super::subject::{BrokerSubject, Restart};
 use crate::fixtures::{assert_once, start};
@@ -30,12 +30,13 @@ pub async fn a_cut_connection_of_a_source_is_made_again<B: BrokerSubject, T: Sub
     let running = start(run(inbox).consume(broker.source(proxy.address(), None)).poll_every(FAST));
     let messages = in_turn(400, &["a", "b", "c"]);
     for lot in messages.chunks(50) {
-        put(&broker, lot).await;
         let before = store.effects().await.len();
+        put(&broker, lot).await;
         until("some have come", || async { store.effects().await.len() > before }).await;
         proxy.cut();
     }
     until_effects(&store, 400).await;
+    until_acknowledged(&broker).await;
     running.stop().await;
     assert!(proxy.connections() > 1);
     assert_once(&store, &messages, &["charge"]).await;
@@ -60,6 +61,7 @@ pub async fn a_half_open_connection_of_a_source_is_noticed<B: BrokerSubject, T: 
     proxy.freeze();
     put(&broker, &messages[50..]).await;
     until_effects(&store, 100).await;
+    until_acknowledged(&broker).await;
     running.stop().await;
     assert_once(&store, &messages, &["charge"]).await;
     drop(proxy);
@@ -75,8 +77,8 @@ pub async fn a_sink_loses_nothing_to_broken_connections<B: BrokerSubject, T: Sub
     let running = start(patient::<B, _>(run(Inbox::new(store.store())), broker.sink(proxy.address())));
     let messages = in_turn(300, &["a", "b", "c"]);
     for (number, lot) in messages.chunks(30).enumerate() {
-        publish(&store, lot).await;
         let before = broker.taken().await.len();
+        publish(&store, lot).await;
         until("some are sent", || async { broker.taken().await.len() > before }).await;
         if number == 5 {
             proxy.freeze();
@@ -123,9 +125,9 @@ pub async fn a_restart_of_the_broker_loses_and_doubles_nothing<B: BrokerSubject,
     let mut halves = incoming.chunks(100).zip(outgoing.chunks(100));
     for how in restarts {
         let (into, out) = halves.next().unwrap();
+        let before = store.effects().await.len();
         put(&broker, &into[..50]).await;
         publish(&store, &out[..50]).await;
-        let before = store.effects().await.len();
         until("some have come", || async { store.effects().await.len() > before }).await;
         broker.restart(how).await;
         put(&broker, &into[50..]).await;
@@ -142,6 +144,7 @@ pub async fn a_restart_of_the_broker_loses_and_doubles_nothing<B: BrokerSubject,
         status.connected && status.error.is_none()
     })
     .await;
+    until_acknowledged(&broker).await;
     running.stop().await;
     assert_once(&store, &incoming, &["charge"]).await;
     assert_acknowledged(&broker, &store).await;

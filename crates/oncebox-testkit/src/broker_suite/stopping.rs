@@ -2,7 +2,9 @@
 
 use oncebox_core::Counter;
 
-use super::fixtures::{assert_acknowledged, charging, consuming, in_turn, put, until_effects};
+use super::fixtures::{
+    assert_acknowledged, charging, consuming, in_turn, put, until_acknowledged, until_effects,
+};
 use super::subject::BrokerSubject;
 use crate::fixtures::assert_once;
 use crate::subject::Subject;
@@ -31,6 +33,7 @@ pub async fn stopping_fifty_times_under_load_loses_and_doubles_nothing<B: Broker
     let inbox = charging(&store);
     let running = consuming(&broker, &inbox);
     until_effects(&store, count).await;
+    until_acknowledged(&broker).await;
     running.stop().await;
     assert_once(&store, &messages, &["charge"]).await;
     assert_acknowledged(&broker, &store).await;

@@ -58,6 +58,7 @@ macro_rules! store_suite {
             outgoing_bytes_are_sent_as_they_were_published,
             headers_come_out_as_they_went_in,
             a_payload_that_cannot_be_read_is_dead_at_once,
+            a_row_that_cannot_be_read_is_a_dead_letter_and_its_lane_goes_on,
             a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_not,
         }
         $crate::cases! { $subject, store_suite, handlers:
@@ -188,9 +189,11 @@ macro_rules! store_suite {
             a_message_that_hangs_the_sink_is_found_and_the_others_go_on,
             a_dead_outgoing_message_can_be_sent_again,
             messages_behind_an_unsent_one_of_their_key_wait,
+            messages_behind_a_failing_one_of_their_key_outlive_it,
             a_sink_that_is_away_blames_no_message,
             two_relays_at_once_keep_the_order_of_each_key,
             a_relay_holds_no_transaction_while_the_sink_works,
+            an_outgoing_row_that_cannot_be_read_is_dead_and_the_others_are_sent,
         }
         $crate::cases! { $subject, store_suite, retention:
             an_id_blocks_duplicates_until_its_time_is_over,

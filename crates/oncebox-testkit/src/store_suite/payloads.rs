@@ -1,6 +1,7 @@
 //! Bytes in are bytes out, whatever they are.
 
 use std::fmt::Write;
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use oncebox_core::admin::DeliveryState;
@@ -8,9 +9,11 @@ use oncebox_core::clock::Seed;
 use oncebox_core::{ErrorKind, Failure, Inbox, Json, Limits, Message, Processed, Store, run};
 
 use crate::broker::{Manners, MemoryBroker};
-use crate::fixtures::{KIND, deliveries, drain, handler, ids, in_state, message, receive, registered};
+use crate::fixtures::{
+    HOUR, KIND, deliveries, drain, failing, handler, ids, in_state, keyed, message, receive, registered,
+};
 use crate::ledger::Effect;
-use crate::subject::{Subject, TxOf};
+use crate::subject::{Subject, TxOf, recording};
 
 /// Payloads that some text or JSON column would refuse or change.
 fn corpus() -> Vec<Bytes> {
@@ -175,4 +178,47 @@ pub async fn a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_not<T: 
     let effects = subject.effects().await;
     assert_eq!(effects.len(), 2, "nothing of a refused call is stored");
     assert!(effects.iter().all(|effect| effect.note == "3000000"), "{effects:?}");
+}
+
+/// Somebody's own SQL wrote it. It stops neither its lane nor its key, and its bytes are there for a person.
+pub async fn a_row_that_cannot_be_read_is_a_dead_letter_and_its_lane_goes_on<T: Subject>(subject: T) {
+    let fails = |message: &Message, attempt| message.id == "late" && attempt == 1;
+    let calls: Arc<Mutex<Vec<String>>> = Arc::default();
+    let called = calls.clone();
+    let mail = move |message: Message| {
+        called.lock().unwrap().push(message.id);
+        async { Ok::<(), Failure>(()) }
+    };
+    let inbox = Inbox::new(subject.store())
+        .on(KIND, handler("charge", failing::<T>("charge", fails)))
+        .on(KIND, handler("ship", recording::<T>("ship")).ordered())
+        .on(KIND, handler("mail", mail));
+    let inbox = registered(inbox).await;
+    let messages: Vec<Message> = ["before", "bad", "after", "late"].map(|id| keyed(id, "one lane")).into();
+    receive(&inbox, &messages).await;
+    subject.spoil("bad").await;
+    drain(&inbox).await;
+    for name in ["charge", "ship", "mail"] {
+        let dead = in_state(inbox.store(), name, DeliveryState::Dead).await;
+        assert_eq!(dead, ["bad"], "{name}");
+    }
+    let mut called = calls.lock().unwrap().clone();
+    called.sort_unstable();
+    assert_eq!(called, ["after", "before", "late"]);
+    assert_eq!(ids(&subject, "ship").await, ["before", "after", "late"]);
+
+    // The same for a row that waits for its next attempt.
+    subject.spoil("late").await;
+    subject.clock().advance(HOUR);
+    drain(&inbox).await;
+    assert_eq!(ids(&subject, "charge").await, ["before", "after"]);
+    let dead = deliveries(inbox.store(), "charge").await;
+    assert_eq!(dead.len(), 2, "{dead:?}");
+    for info in &dead {
+        assert_eq!(info.state, DeliveryState::Dead);
+        assert_eq!(info.message.payload, message(info.message.id.clone()).payload);
+        assert_eq!(info.message.headers.text("oncebox-unreadable-headers"), Some("{oops"));
+        let error = &info.history.last().unwrap().error;
+        assert!(error.contains("headers `{oops`") && error.contains("not_before"), "{error}");
+    }
 }

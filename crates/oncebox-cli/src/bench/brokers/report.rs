@@ -1,0 +1,66 @@
+//! The figures, as JSON and as a table.
+
+use serde::Serialize;
+
+/// What source to stored must reach of the slower of client and batch ingest.
+const STORED_GOAL: f64 = 0.6;
+/// What outbox to confirmed must reach of the client's publishing.
+const CONFIRMED_GOAL: f64 = 0.5;
+
+/// Everything `oncebox bench --source` measures; rates are messages per second.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct BrokerReport {
+    pub(crate) broker: String,
+    pub(crate) store: String,
+    pub(crate) messages: usize,
+    pub(crate) client: Client,
+    pub(crate) oncebox: WithBroker,
+    pub(crate) ratios: Ratios,
+}
+
+/// The broker's own client alone.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Client {
+    pub(crate) consume: f64,
+    pub(crate) publish: f64,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct WithBroker {
+    pub(crate) ingest_batch: f64,
+    pub(crate) source_to_stored: f64,
+    pub(crate) source_to_effect: f64,
+    pub(crate) outbox_to_confirmed: f64,
+}
+
+/// The median of what each round had.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Ratios {
+    pub(crate) source_to_stored: f64,
+    pub(crate) outbox_to_confirmed: f64,
+}
+
+impl BrokerReport {
+    pub(crate) fn print(&self) {
+        let Self { broker, store, messages, client, oncebox, ratios } = self;
+        println!("\noncebox bench of {broker} on {store}, {messages} messages (messages per second)\n");
+        row("client, consume and acknowledge", client.consume);
+        row("batch ingest", oncebox.ingest_batch);
+        row("source to stored", oncebox.source_to_stored);
+        row("source to committed effect", oncebox.source_to_effect);
+        row("client, publish and confirm, batches of 500", client.publish);
+        row("outbox to confirmed", oncebox.outbox_to_confirmed);
+        println!("\n  ratios");
+        ratio("source to stored / slower of client and ingest", ratios.source_to_stored, STORED_GOAL);
+        ratio("outbox to confirmed / client's publish", ratios.outbox_to_confirmed, CONFIRMED_GOAL);
+        println!();
+    }
+}
+
+fn row(name: &str, value: f64) {
+    println!("  {name:<50}{value:>10.0}");
+}
+
+fn ratio(name: &str, value: f64, goal: f64) {
+    println!("    {name:<48}{value:>10.2}  (goal {goal})");
+}

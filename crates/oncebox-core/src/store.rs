@@ -17,7 +17,7 @@ use crate::kinds::Kinds;
 use crate::message::Message;
 use crate::wake::Wake;
 
-pub use crate::stored::{StoredMessage, UNREADABLE};
+pub use crate::stored::{StoredMessage, UNREADABLE_HEADER};
 
 /// A database that can hold an inbox and an outbox. Cheap to clone: a handle.
 pub trait Store: Clone + Send + Sync + 'static {

@@ -9,7 +9,7 @@ use crate::limits::{LONGEST_KEY, LONGEST_KIND, LONGEST_SCOPE};
 use crate::message::Message;
 
 /// The beginning of the names of headers that keep what could not be read.
-pub const UNREADABLE: &str = "oncebox-unreadable-";
+pub const UNREADABLE_HEADER: &str = "oncebox-unreadable-";
 
 /// The columns of a stored message, before anybody has looked at them.
 ///
@@ -47,7 +47,7 @@ impl StoredMessage<'_> {
     /// The message, and what is wrong with it when a part could not be read.
     ///
     /// Such a part is replaced by something of its sort, and its bytes are kept as they were in a header whose name
-    /// begins with [`UNREADABLE`]. The payload is always whole.
+    /// begins with [`UNREADABLE_HEADER`]. The payload is always whole.
     pub fn read(self) -> (Message, Option<String>) {
         let mut lost = Lost::default();
         let id = lost.id(self.id);
@@ -58,7 +58,7 @@ impl StoredMessage<'_> {
         message.headers = lost.headers(self.headers);
         message.not_before = self.not_before.and_then(|micros| lost.time(micros));
         for (name, bytes) in lost.parts {
-            message.headers.push(format!("{UNREADABLE}{name}"), bytes);
+            message.headers.push(format!("{UNREADABLE_HEADER}{name}"), bytes);
         }
         (message, lost.reason)
     }
@@ -175,11 +175,11 @@ mod tests {
             };
             let (message, unreadable) = stored.read();
             prop_assert!(message.scope.len() <= LONGEST_SCOPE && message.kind.len() <= LONGEST_KIND);
-            prop_assert_eq!(unreadable.is_some(), message.headers.iter().any(|(name, _)| name.starts_with(UNREADABLE)));
+            prop_assert_eq!(unreadable.is_some(), message.headers.iter().any(|(name, _)| name.starts_with(UNREADABLE_HEADER)));
             for (name, bytes) in
                 [("scope", &texts[0]), ("id", &texts[1]), ("kind", &texts[2]), ("key", &texts[3])]
             {
-                let kept = message.headers.get(&format!("{UNREADABLE}{name}"));
+                let kept = message.headers.get(&format!("{UNREADABLE_HEADER}{name}"));
                 prop_assert_eq!(kept.is_some(), std::str::from_utf8(bytes).is_err());
                 prop_assert!(kept.is_none_or(|kept| kept == bytes));
             }

@@ -1,5 +1,21 @@
 //! What an operator reads and changes.
 
+mod audit;
+mod finding;
+mod replay;
+mod search;
+mod store;
+mod token;
+
+pub use audit::{Audit, AuditEntry};
+pub use finding::{Finding, Severity};
+pub use replay::{Replay, ReplayId, ReplayInfo, ReplayState};
+pub use search::{
+    HandlerState, HeaderMatch, MessageHit, MessageInfo, MessagePage, MessageSearch, PayloadMatch, Progress,
+};
+pub use store::AdminStore;
+pub use token::{Role, TokenInfo};
+
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -61,6 +77,8 @@ pub struct DeliveryFilter {
     pub error: Option<String>,
     /// Received at or after this time.
     pub since: Option<Timestamp>,
+    /// Received before this time.
+    pub until: Option<Timestamp>,
     /// Skip to rows after this one (for paging).
     pub after: Option<DeliveryId>,
     /// The most rows. Unless set: 100 when listing, all when replaying or discarding.

@@ -1,0 +1,95 @@
+//! What a store does for operators, beyond [`Store`].
+
+use std::future::Future;
+
+use super::{
+    Audit, AuditEntry, DeliveryFilter, Finding, MessageInfo, MessagePage, MessageSearch, Replay, ReplayId,
+    ReplayInfo, TokenInfo,
+};
+use crate::error::Error;
+use crate::store::Store;
+
+/// A store that can be searched, audited and examined. All three stores of Oncebox can.
+pub trait AdminStore: Store {
+    // ---- looking
+
+    /// Received messages that match, newest first. Bounded in time: looks at a limited number of rows and then says
+    /// where to go on.
+    fn messages(&self, search: &MessageSearch) -> impl Future<Output = Result<MessagePage, Error>> + Send;
+
+    /// One message and what became of it; `None` when this id was never seen, or longer ago than `keep`.
+    fn message(
+        &self,
+        scope: &str,
+        id: &str,
+    ) -> impl Future<Output = Result<Option<MessageInfo>, Error>> + Send;
+
+    /// How many deliveries match, counted up to `most`.
+    fn count_deliveries(
+        &self,
+        filter: &DeliveryFilter,
+        most: u64,
+    ) -> impl Future<Output = Result<u64, Error>> + Send;
+
+    /// What is wrong with the database: settings, clock, stuck deliveries, bloat, old transactions.
+    fn findings(&self) -> impl Future<Output = Result<Vec<Finding>, Error>> + Send;
+
+    // ---- sources
+
+    /// Pauses or resumes a source for every process; remembered even for a name that was never seen.
+    fn set_source_paused(&self, source: &str, paused: bool)
+    -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// The sources that are paused, in order of names.
+    fn paused_sources(&self) -> impl Future<Output = Result<Vec<String>, Error>> + Send;
+
+    // ---- replays
+
+    /// Writes a replay down; [`step_replay`](Self::step_replay) does the work. Counts what matches.
+    fn start_replay(&self, replay: &Replay) -> impl Future<Output = Result<ReplayInfo, Error>> + Send;
+
+    /// Replays the next letters, at most `most` and no more than the replay's rate allows by the database's clock, in
+    /// one transaction with its progress. Any number of processes may call it at the same time; each letter is
+    /// replayed at most once per replay, also when it dies again meanwhile. `None` when there is no such replay.
+    fn step_replay(
+        &self,
+        id: ReplayId,
+        most: u64,
+    ) -> impl Future<Output = Result<Option<ReplayInfo>, Error>> + Send;
+
+    /// Stops a running replay. `None` when there is no such replay; one that has ended stays as it is.
+    fn cancel_replay(&self, id: ReplayId) -> impl Future<Output = Result<Option<ReplayInfo>, Error>> + Send;
+
+    /// One replay.
+    fn replay_info(&self, id: ReplayId) -> impl Future<Output = Result<Option<ReplayInfo>, Error>> + Send;
+
+    /// Replays, newest first; only those still running if so asked.
+    fn replays(
+        &self,
+        running: bool,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<ReplayInfo>, Error>> + Send;
+
+    // ---- audit
+
+    /// Writes a change down, before it is made.
+    fn add_audit(&self, change: &Audit) -> impl Future<Output = Result<AuditEntry, Error>> + Send;
+
+    /// Changes, newest first, those before entry `before` if given.
+    fn audit(
+        &self,
+        before: Option<i64>,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<AuditEntry>, Error>> + Send;
+
+    // ---- tokens
+
+    /// Adds a token; false when there is one of that name.
+    fn add_token(&self, token: &TokenInfo) -> impl Future<Output = Result<bool, Error>> + Send;
+
+    /// All tokens, in order of names.
+    fn tokens(&self) -> impl Future<Output = Result<Vec<TokenInfo>, Error>> + Send;
+
+    /// Removes a token; false when there is none of that name.
+    fn remove_token(&self, name: &str) -> impl Future<Output = Result<bool, Error>> + Send;
+}

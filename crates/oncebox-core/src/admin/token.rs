@@ -1,0 +1,48 @@
+//! Who may ask a service for what.
+
+use jiff::Timestamp;
+
+/// What a token allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Hand messages in, and nothing else.
+    Ingest,
+    /// Look at everything, change nothing.
+    Read,
+    /// Look, and pause, resume, replay, discard.
+    Operate,
+    /// Everything, tokens included.
+    Admin,
+}
+
+impl Role {
+    /// The word for it, as stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ingest => "ingest",
+            Self::Read => "read",
+            Self::Operate => "operate",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// The role of that word.
+    pub fn from_word(word: &str) -> Option<Self> {
+        [Self::Ingest, Self::Read, Self::Operate, Self::Admin].into_iter().find(|role| role.as_str() == word)
+    }
+}
+
+/// A token as a store keeps it: never the token itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenInfo {
+    /// Its name, which stands in the audit log; unique.
+    pub name: String,
+    /// The SHA-256 of the token, in hexadecimal. Tokens are long and random, so no salt is needed.
+    pub hash: String,
+    /// What it allows.
+    pub role: Role,
+    /// When it was made, by the database's clock (ignored when one is added).
+    pub created_at: Timestamp,
+    /// From when on it is worth nothing.
+    pub expires_at: Option<Timestamp>,
+}

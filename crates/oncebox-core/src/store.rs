@@ -59,6 +59,31 @@ pub trait Store: Clone + Send + Sync + 'static {
         read: &ReadLanes<'_>,
     ) -> impl Future<Output = Result<Option<LaneBatch<Self::Connection>>, Error>> + Send;
 
+    /// Reads what [`begin_lanes`](Self::begin_lanes) would read once each lane stands where `from` says, while an
+    /// earlier batch of the same lanes still runs. Locks nothing, writes nothing and waits for no connection.
+    ///
+    /// `None` where a store does not do that, or cannot now. Never asked for with `read.ordered`: which keys are held is
+    /// only known once the lanes are locked.
+    fn read_ahead(
+        &self,
+        read: &ReadLanes<'_>,
+        from: &[(u16, i64)],
+    ) -> impl Future<Output = Result<Option<Vec<LaneRow>>, Error>> + Send {
+        let _ = (read, from);
+        async { Ok(None) }
+    }
+
+    /// [`begin_lanes`](Self::begin_lanes) with messages that were read ahead: they are taken when every lane stands
+    /// where they begin, and read anew otherwise.
+    fn begin_lanes_ahead(
+        &self,
+        read: &ReadLanes<'_>,
+        ahead: Ahead,
+    ) -> impl Future<Output = Result<Option<LaneBatch<Self::Connection>>, Error>> + Send {
+        let _ = ahead;
+        self.begin_lanes(read)
+    }
+
     /// Begins a transaction and locks leased deliveries; `None` when one of them is no longer ours.
     fn begin_leased(
         &self,
@@ -372,6 +397,15 @@ pub struct LaneBound {
 pub struct LaneBatch<C> {
     /// The transaction, holding the lanes' locks.
     pub connection: C,
+    /// By lane (in the order asked for) and `seq`.
+    pub rows: Vec<LaneRow>,
+}
+
+/// Messages that were read before their lanes were locked.
+#[derive(Debug, Clone)]
+pub struct Ahead {
+    /// Where each lane must stand for them to be its next ones.
+    pub from: Vec<(u16, i64)>,
     /// By lane (in the order asked for) and `seq`.
     pub rows: Vec<LaneRow>,
 }

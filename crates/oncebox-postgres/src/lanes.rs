@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
-    ABANDONED_AFTER, Claim, ClaimedLane, Commit, Connection, DeliveryId, LaneBatch, LaneBound, LaneRow,
-    Lease, MoveLanes, ReadLanes, Registration, Token, TxLimits,
+    ABANDONED_AFTER, Ahead, Claim, ClaimedLane, Commit, Connection, DeliveryId, LaneBatch, LaneBound,
+    LaneRow, Lease, MoveLanes, ReadLanes, Registration, Token, TxLimits,
 };
 use oncebox_core::{Error, ErrorKind, LANES};
 use sqlx::{PgConnection, Row};
@@ -13,7 +13,7 @@ use sqlx::{PgConnection, Row};
 use crate::error::{Problem, classify};
 use crate::rows::{self, LeaseColumns, limit, stored_lane};
 use crate::store::Inner;
-use crate::tx::{NO_CURSOR, PgTransaction, autocommit, ended, fenced, transaction};
+use crate::tx::{Lent, NO_CURSOR, PgTransaction, autocommit, ended, fenced, transaction};
 
 const LOST: &str =
     "an SQL error that the handler did not return aborted the transaction; nothing of it is kept";
@@ -136,8 +136,51 @@ impl Inner {
         &self,
         read: &ReadLanes<'_>,
     ) -> Result<Option<LaneBatch<PgTransaction>>, Error> {
+        self.begin_and_read(read, None).await
+    }
+
+    pub(crate) async fn begin_lanes_ahead(
+        &self,
+        read: &ReadLanes<'_>,
+        ahead: Ahead,
+    ) -> Result<Option<LaneBatch<PgTransaction>>, Error> {
+        self.begin_and_read(read, Some(ahead)).await
+    }
+
+    pub(crate) async fn read_ahead(
+        &self,
+        read: &ReadLanes<'_>,
+        from: &[(u16, i64)],
+    ) -> Result<Option<Vec<LaneRow>>, Error> {
+        // Behind a pooler, a statement outside of a transaction may not be prepared where it runs.
+        if self.options.pooler {
+            return Ok(None);
+        }
+        let mut lent = match self.pool.try_acquire() {
+            Some(connection) => Lent::from(connection),
+            None if self.pool.size() < self.pool.options().get_max_connections() => {
+                Lent::from_pool(&self.pool).await.map_err(classify)?
+            }
+            // Others need the connections for more than a head start.
+            None => return Ok(None),
+        };
+        let rows = self.read_from(&mut lent, read, from.iter().copied().collect()).await;
+        match rows {
+            Ok(rows) => {
+                lent.give_back();
+                Ok(Some(rows))
+            }
+            Err(problem) => Err(problem.into_error()),
+        }
+    }
+
+    async fn begin_and_read(
+        &self,
+        read: &ReadLanes<'_>,
+        ahead: Option<Ahead>,
+    ) -> Result<Option<LaneBatch<PgTransaction>>, Error> {
         let tx = self.begin(read.limits).await?;
-        let (connection, rows) = self.settled(tx, async |tx| self.read_lanes(tx, read).await).await?;
+        let (connection, rows) = self.settled(tx, async |tx| self.read_lanes(tx, read, ahead).await).await?;
         match rows {
             Some(rows) => Ok(Some(LaneBatch { connection, rows })),
             None => {
@@ -151,6 +194,7 @@ impl Inner {
         &self,
         tx: &mut PgTransaction,
         read: &ReadLanes<'_>,
+        ahead: Option<Ahead>,
     ) -> Result<Option<Vec<LaneRow>>, Problem> {
         let asked: Vec<i16> = read.lanes.iter().map(|bound| stored_lane(bound.lane)).collect();
         let query = self.sql.lock_lanes.query().bind(read.handler).bind(read.token.0).bind(asked);
@@ -160,10 +204,27 @@ impl Inner {
         if locked.len() != read.lanes.len() {
             return Ok(None);
         }
-        let mut positions = HashMap::with_capacity(locked.len());
+        let mut positions: HashMap<u16, i64> = HashMap::with_capacity(locked.len());
         for row in &locked {
             positions.insert(rows::lane(row, 0)?, row.try_get::<i64, _>(1)?);
         }
+        let is_next = |ahead: &Ahead| {
+            ahead.from.len() == positions.len()
+                && ahead.from.iter().all(|(lane, position)| positions.get(lane) == Some(position))
+        };
+        if let Some(ahead) = ahead.filter(is_next) {
+            return Ok(Some(ahead.rows));
+        }
+        self.read_from(tx, read, positions).await.map(Some)
+    }
+
+    /// Reads the next messages of lanes that stand at these positions.
+    async fn read_from(
+        &self,
+        connection: &mut PgConnection,
+        read: &ReadLanes<'_>,
+        mut positions: HashMap<u16, i64>,
+    ) -> Result<Vec<LaneRow>, Problem> {
         // Where to stop is open: each lane gives its part. Else the first ones of the first lanes are asked for.
         let shared = read.lanes.iter().any(|bound| bound.upto.is_none());
         let mut found: Vec<LaneRow> = Vec::with_capacity(read.limit);
@@ -172,7 +233,7 @@ impl Inner {
             let left = read.limit - found.len();
             let quota = if shared { left.div_ceil(open.len()) } else { left };
             let from = found.len();
-            self.read_some(tx, read, &open, &positions, quota, &mut found).await?;
+            self.read_some(connection, read, &open, &positions, quota, &mut found).await?;
             let mut counts: HashMap<u16, usize> = HashMap::new();
             for row in &found[from..] {
                 let position = positions.entry(row.lane).or_insert(row.seq);
@@ -184,13 +245,13 @@ impl Inner {
         let order: HashMap<u16, usize> = read.lanes.iter().map(|bound| bound.lane).zip(0..).collect();
         found.sort_by_key(|row| (order.get(&row.lane).copied(), row.seq));
         found.truncate(read.limit);
-        Ok(Some(found))
+        Ok(found)
     }
 
     /// Reads at most `most` messages of each lane, after these positions.
     async fn read_some(
         &self,
-        tx: &mut PgTransaction,
+        connection: &mut PgConnection,
         read: &ReadLanes<'_>,
         lanes: &[LaneBound],
         positions: &HashMap<u16, i64>,
@@ -211,7 +272,7 @@ impl Inner {
             .bind(&read.kinds.prefixes)
             .bind(read.ordered)
             .bind(read.handler)
-            .fetch_all(&mut **tx)
+            .fetch_all(connection)
             .await?;
         for row in &rows {
             let state: i16 = row.try_get(2)?;

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use oncebox_core::admin::{Conflict, DeliveryFilter, DeliveryInfo, HandlerStatus, OutboxStatus};
 use oncebox_core::clock::{ClockShift, Seed};
 use oncebox_core::store::{
-    Arrival, AskLease, AskOutgoing, Claim, ClaimedLane, Commit, Count, DeliveryId, InlineBatch, LaneBatch,
-    Lease, Leased, Outgoing, Purged, ReadInline, ReadLanes, Registration, Retention, Sent, Settlement, Token,
-    TxLimits,
+    Ahead, Arrival, AskLease, AskOutgoing, Claim, ClaimedLane, Commit, Count, DeliveryId, InlineBatch,
+    LaneBatch, LaneRow, Lease, Leased, Outgoing, Purged, ReadInline, ReadLanes, Registration, Retention,
+    Sent, Settlement, Token, TxLimits,
 };
 use oncebox_core::{Error, Limits, Message, Once, Received, Store, Wake};
 use sqlx::{PgConnection, PgPool};
@@ -223,6 +223,22 @@ impl Store for PgStore {
 
     async fn begin_lanes(&self, read: &ReadLanes<'_>) -> Result<Option<LaneBatch<PgTransaction>>, Error> {
         Box::pin(self.inner.begin_lanes(read)).await
+    }
+
+    async fn read_ahead(
+        &self,
+        read: &ReadLanes<'_>,
+        from: &[(u16, i64)],
+    ) -> Result<Option<Vec<LaneRow>>, Error> {
+        Box::pin(self.inner.read_ahead(read, from)).await
+    }
+
+    async fn begin_lanes_ahead(
+        &self,
+        read: &ReadLanes<'_>,
+        ahead: Ahead,
+    ) -> Result<Option<LaneBatch<PgTransaction>>, Error> {
+        Box::pin(self.inner.begin_lanes_ahead(read, ahead)).await
     }
 
     async fn begin_leased(

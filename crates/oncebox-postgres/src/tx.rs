@@ -71,7 +71,7 @@ impl Lent {
         }
     }
 
-    fn give_back(mut self) {
+    pub(crate) fn give_back(mut self) {
         drop(self.0.take());
     }
 
@@ -83,6 +83,12 @@ impl Lent {
             Ok::<_, sqlx::Error>(())
         };
         matches!(tokio::time::timeout(ROLLBACK_PATIENCE, rollback).await, Ok(Ok(())))
+    }
+}
+
+impl From<PoolConnection<Postgres>> for Lent {
+    fn from(connection: PoolConnection<Postgres>) -> Self {
+        Self(Some(connection))
     }
 }
 
@@ -232,7 +238,7 @@ async fn end_session(pool: &PgPool, revoke: &Statement, session: Session) -> Res
     let query = revoke.query().bind(session.pid).bind(session.began_at);
     // In a transaction, so that a pooler runs the statement in the session where it was prepared.
     if let Some(connection) = pool.try_acquire() {
-        let mut lent = Lent(Some(connection));
+        let mut lent = Lent::from(connection);
         Manager::begin(&mut lent, None).await?;
         query.execute(&mut *lent).await?;
         lent.finish().await?;

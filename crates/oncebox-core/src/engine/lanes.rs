@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::counters::Counter;
@@ -17,8 +18,8 @@ use crate::handler::Registered;
 use crate::inbox::Inbox;
 use crate::message::LANES;
 use crate::store::{
-    Claim, ClaimedLane, Commit, Connection, LaneBound, LaneRow, Lease, LeasedDelivery, MoveLanes, Outcome,
-    Park, ParkState, ReadLanes, SUSPECTED, Store, Token, TxLimits,
+    Ahead, Claim, ClaimedLane, Commit, Connection, LaneBound, LaneRow, Lease, LeasedDelivery, MoveLanes,
+    Outcome, Park, ParkState, ReadLanes, SUSPECTED, Store, Token, TxLimits,
 };
 
 /// How long lanes are kept while they are full, before they are claimed anew.
@@ -26,6 +27,9 @@ const CLAIM_FOR: Duration = Duration::from_secs(1);
 
 /// How many lanes are kept while they are full: enough for several batches before others have to be claimed.
 const FULL_LANES: usize = 8;
+
+/// The most payload bytes of a batch after which the next one is read ahead: memory for both must be there.
+const MOST_AHEAD: usize = 8 * 1024 * 1024;
 
 /// One worker's way through the lanes of a handler.
 pub(crate) struct LaneWorker<St: Store, S> {
@@ -106,6 +110,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
         }
         let gated = self.handler.settings.gate.is_some();
         let began = Instant::now();
+        let mut ahead = None;
         loop {
             // Claiming again is what notices a pause, and lets other processes have a turn.
             let stopping = gated || stop() || began.elapsed() >= CLAIM_FOR;
@@ -116,6 +121,8 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
                 bounds: lanes.iter().map(|lane| LaneBound { lane: *lane, upto: None }).collect(),
                 limit,
                 keep: !stopping,
+                ahead: ahead.take(),
+                reading: JoinSet::new(),
                 first: 0,
                 rows: Vec::new(),
                 bounded: false,
@@ -129,6 +136,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
             if stopping || read < limit || self.lanes_wanted != lanes.len() {
                 return Ok(work.unmarked < all);
             }
+            ahead = work.read_ahead().await;
         }
     }
 
@@ -295,8 +303,8 @@ fn last_positions(rows: &[LaneRow]) -> Vec<(u16, i64)> {
 /// Few lanes while they fill a batch, because each one costs a row update per batch; more while they do not.
 fn lanes_for_next(rows: &[LaneRow], limit: usize, claimed: usize, most: usize) -> usize {
     let used = last_positions(rows).len();
-    if used == 0 || rows.len() < limit {
-        // Not full: more lanes might fill it.
+    if rows.len() * 2 < limit || used == 0 {
+        // Far from full: more lanes might fill it.
         return (claimed * 2).clamp(1, most);
     }
     used.clamp(1, most.min(FULL_LANES))
@@ -310,6 +318,10 @@ struct LaneWork<'a, St: Store, S> {
     bounds: Vec<LaneBound>,
     limit: usize,
     keep: bool,
+    /// What was read for this stretch while the one before it ran.
+    ahead: Option<Ahead>,
+    /// Reads for the next stretch while this one runs; gone with it.
+    reading: JoinSet<Option<Ahead>>,
     /// The number of the item that `rows` starts with; earlier ones are committed.
     first: usize,
     rows: Vec<LaneRow>,
@@ -322,14 +334,51 @@ struct LaneWork<'a, St: Store, S> {
     written: usize,
 }
 
+impl<St: Store, S: Clone + Send + Sync + 'static> LaneWork<'_, St, S> {
+    /// Starts to read what comes after these rows, if the lanes will be read on.
+    fn start_reading_ahead(&mut self, rows: &[LaneRow]) {
+        let from = last_positions(rows);
+        let payload = |row: &LaneRow| row.message.as_ref().map_or(0, |message| message.payload.len());
+        // More lanes than that are not kept.
+        let all = from.len() == self.bounds.len() && from.len() <= FULL_LANES;
+        let goes_on = self.keep && rows.len() == self.limit && all;
+        if !goes_on || self.handler.settings.ordered || rows.iter().map(payload).sum::<usize>() > MOST_AHEAD {
+            return;
+        }
+        let (store, handler) = (self.inbox.store.clone(), self.handler.clone());
+        let (token, bounds, limit) = (self.token, self.bounds.clone(), self.limit);
+        self.reading.spawn(async move {
+            let read = read_lanes(&handler, token, &bounds, limit);
+            match store.read_ahead(&read, &from).await {
+                Ok(rows) => rows.filter(|rows| !rows.is_empty()).map(|rows| Ahead { from, rows }),
+                // Whoever begins the next stretch meets the same trouble, and knows what to do.
+                Err(error) => {
+                    tracing::debug!(handler = handler.name(), %error, "reading ahead failed");
+                    None
+                }
+            }
+        });
+    }
+
+    /// What was read ahead, as soon as it is there.
+    async fn read_ahead(mut self) -> Option<Ahead> {
+        self.reading.join_next().await?.ok().flatten()
+    }
+}
+
 impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, St, S> {
     async fn begin(&mut self, span: Range<usize>) -> Result<Option<Begun<St, S>>, Error> {
         let read = read_lanes(self.handler, self.token, &self.bounds, span.len());
-        let Some(batch) = self.inbox.store.begin_lanes(&read).await? else {
+        let begun = match self.ahead.take() {
+            Some(ahead) => self.inbox.store.begin_lanes_ahead(&read, ahead).await?,
+            None => self.inbox.store.begin_lanes(&read).await?,
+        };
+        let Some(batch) = begun else {
             tracing::debug!(handler = self.handler.name(), "lanes were taken over by another runner");
             return Ok(None);
         };
         if !self.bounded {
+            self.start_reading_ahead(&batch.rows);
             // What arrives later must not shift the pieces that this stretch may be split into.
             self.bounds = last_positions(&batch.rows)
                 .into_iter()

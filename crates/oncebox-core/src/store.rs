@@ -139,7 +139,7 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// Leases lanes of the outbox for one sink and reads what is due in them, in order, at most `ask.limit`.
     ///
     /// A message whose key has an earlier one waiting for its backoff is left out. Called again with the same token
-    /// it prolongs the lease of lanes it already has.
+    /// it prolongs the lease of lanes it already has; it may leave it as it is while less than a fifteenth is used up.
     fn lease_outgoing(
         &self,
         ask: &AskOutgoing<'_>,

@@ -1,18 +1,18 @@
 //! `oncebox bench --source`: from a broker into the store and from the outbox to the broker, beside the broker's own
 //! client.
 
-#[cfg(any(feature = "kafka", feature = "mqtt", feature = "nats", feature = "rabbitmq"))]
+#[cfg(any(feature = "kafka", feature = "nats", feature = "rabbitmq"))]
 mod broker;
 #[cfg(feature = "kafka")]
 mod kafka;
-#[cfg(any(feature = "kafka", feature = "mqtt", feature = "nats", feature = "rabbitmq"))]
+#[cfg(any(feature = "kafka", feature = "nats", feature = "rabbitmq"))]
 mod measure;
 #[cfg(feature = "nats")]
 mod nats;
 #[cfg(feature = "rabbitmq")]
 mod rabbitmq;
 mod report;
-#[cfg(any(feature = "kafka", feature = "mqtt", feature = "nats", feature = "rabbitmq"))]
+#[cfg(any(feature = "kafka", feature = "nats", feature = "rabbitmq"))]
 mod watched;
 
 use crate::bench::measure::Plan;

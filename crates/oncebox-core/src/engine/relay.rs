@@ -4,6 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::future::join;
+use tokio::time::Instant;
+
 use crate::counters::Counter;
 use crate::engine::new_token;
 use crate::error::{Error, ErrorKind};
@@ -14,6 +17,9 @@ use crate::store::{AskOutgoing, Outgoing, SendOutcome, Sent, Store, Token};
 
 /// How long lanes of the outbox stay ours without being asked for again. Longer than one call of a sink may take.
 const LANES_FOR: Duration = Duration::from_secs(30);
+
+/// How many lots of the sink's size are leased at once, so that one can be written down while the other is sent.
+const LOTS: usize = 2;
 
 /// Sends what is due until nothing is. Answers whether anything was sent or tried.
 pub(crate) async fn step<St: Store, S, K: Sink>(
@@ -27,7 +33,7 @@ pub(crate) async fn step<St: Store, S, K: Sink>(
         if stop() {
             break Ok(());
         }
-        let limit = if relay.careful.load(Ordering::Relaxed) { 1 } else { relay.batch };
+        let limit = if relay.careful.load(Ordering::Relaxed) { 1 } else { relay.batch * LOTS };
         let ask = AskOutgoing { sink: &relay.name, token, limit, lease_for: LANES_FOR };
         let due = match inbox.store.lease_outgoing(&ask).await {
             Ok(due) if due.is_empty() => {
@@ -67,23 +73,27 @@ async fn bury_unreadable<St: Store, S, K: Sink>(
     if !unreadable.is_empty() {
         let reason = |outgoing: &Outgoing| outgoing.unreadable.clone().unwrap_or_default();
         let answers = unreadable.iter().map(|outgoing| Err(SendFailure::Permanent(reason(outgoing))));
-        let answers = answers.collect();
-        settle(inbox, relay, token, &unreadable, answers, &mut HashSet::new()).await?;
+        let judged = judge(inbox, relay, &unreadable, answers.collect(), &mut HashSet::new());
+        write(inbox, relay, token, judged).await?;
     }
     Ok(due)
 }
 
-/// Sends one lot, in waves where the sink does not keep order by itself.
+/// Sends what was leased, in lots of the sink's size, in waves where the sink does not keep order by itself.
+///
+/// What became of a wave is written while the next one is on its way. If that fails, or the process dies, both waves
+/// are sent again.
 async fn send<St: Store, S, K: Sink>(
     inbox: &Inbox<St, S>,
     relay: &Relay<K>,
     token: Token,
     due: Vec<Outgoing>,
 ) -> Result<(), Error> {
-    let waves = if relay.sink.keeps_order() { vec![due] } else { waves(due) };
-    // Keys with a message that was not confirmed: what comes after it in this lot waits with it.
+    let leased_at = Instant::now();
+    // Keys with a message that was not confirmed: what comes after it in this lease waits with it.
     let mut stuck: HashSet<String> = HashSet::new();
-    for wave in waves {
+    let mut before = Judged::default();
+    for wave in lots(due, relay) {
         let wave: Vec<Outgoing> = wave
             .into_iter()
             .filter(|outgoing| !outgoing.message.key.as_ref().is_some_and(|key| stuck.contains(key)))
@@ -91,44 +101,63 @@ async fn send<St: Store, S, K: Sink>(
         if wave.is_empty() {
             continue;
         }
-        let messages: Vec<Message> = wave.iter().map(|outgoing| outgoing.message.clone()).collect();
-        let sending = tokio::time::timeout(relay.timeout, relay.sink.send(&messages)).await;
-        let answers = match sending {
-            Ok(Ok(answers)) => answers,
-            Ok(Err(error)) => {
-                let text = format!("sink `{}` cannot be reached", relay.name);
-                return Err(Error::caused(ErrorKind::Unavailable, text, error));
-            }
-            // Alone, it is the message's own doing; in a lot, nobody can tell, so they go one by one.
-            Err(_) if messages.len() == 1 => {
-                relay.careful.store(false, Ordering::Relaxed);
-                vec![Err(SendFailure::Retry(format!(
-                    "the sink did not confirm it within {:?}",
-                    relay.timeout
-                )))]
-            }
-            Err(_) => {
-                relay.careful.store(true, Ordering::Relaxed);
-                let text = format!("sink `{}` did not confirm within {:?}", relay.name, relay.timeout);
-                return Err(Error::new(ErrorKind::Unavailable, text));
-            }
-        };
-        settle(inbox, relay, token, &wave, answers, &mut stuck).await?;
+        // The lanes might be somebody else's before this wave is answered for; the rest is leased again.
+        if !before.results.is_empty() && leased_at.elapsed() + relay.timeout > LANES_FOR * 14 / 15 {
+            break;
+        }
+        let writing = write(inbox, relay, token, std::mem::take(&mut before));
+        let (answers, written) = join(send_wave(relay, &wave), writing).await;
+        written?;
+        before = judge(inbox, relay, &wave, answers?, &mut stuck);
     }
-    Ok(())
+    write(inbox, relay, token, before).await
 }
 
-async fn settle<St: Store, S, K: Sink>(
+/// One call of the sink.
+async fn send_wave<K: Sink>(
+    relay: &Relay<K>,
+    wave: &[Outgoing],
+) -> Result<Vec<Result<(), SendFailure>>, Error> {
+    let messages: Vec<Message> = wave.iter().map(|outgoing| outgoing.message.clone()).collect();
+    let sending = tokio::time::timeout(relay.timeout, relay.sink.send(&messages)).await;
+    match sending {
+        Ok(Ok(answers)) => Ok(answers),
+        Ok(Err(error)) => {
+            let text = format!("sink `{}` cannot be reached", relay.name);
+            Err(Error::caused(ErrorKind::Unavailable, text, error))
+        }
+        // Alone, it is the message's own doing; in a lot, nobody can tell, so they go one by one.
+        Err(_) if messages.len() == 1 => {
+            relay.careful.store(false, Ordering::Relaxed);
+            let text = format!("the sink did not confirm it within {:?}", relay.timeout);
+            Ok(vec![Err(SendFailure::Retry(text))])
+        }
+        Err(_) => {
+            relay.careful.store(true, Ordering::Relaxed);
+            let text = format!("sink `{}` did not confirm within {:?}", relay.name, relay.timeout);
+            Err(Error::new(ErrorKind::Unavailable, text))
+        }
+    }
+}
+
+/// What became of a wave, not yet written.
+#[derive(Debug, Default)]
+struct Judged {
+    results: Vec<Sent>,
+    sent: usize,
+    failed: usize,
+    dead: usize,
+}
+
+fn judge<St: Store, S, K: Sink>(
     inbox: &Inbox<St, S>,
     relay: &Relay<K>,
-    token: Token,
     wave: &[Outgoing],
     answers: Vec<Result<(), SendFailure>>,
     stuck: &mut HashSet<String>,
-) -> Result<(), Error> {
-    let (mut sent, mut failed, mut dead) = (0, 0, 0);
+) -> Judged {
+    let mut judged = Judged { results: Vec::with_capacity(wave.len()), ..Judged::default() };
     let mut answers = answers.into_iter();
-    let mut results = Vec::with_capacity(wave.len());
     for outgoing in wave {
         let answer = answers.next().unwrap_or_else(|| {
             Err(SendFailure::Retry("the sink did not say whether it has the message".to_owned()))
@@ -136,23 +165,37 @@ async fn settle<St: Store, S, K: Sink>(
         let attempt = outgoing.attempts + 1;
         let outcome = match answer {
             Ok(()) => {
-                sent += 1;
+                judged.sent += 1;
                 SendOutcome::Confirmed
             }
             Err(SendFailure::Retry(error)) if attempt < relay.max_attempts => {
-                failed += 1;
+                judged.failed += 1;
                 SendOutcome::Retry(relay.backoff.delay(attempt, inbox.shared.seed.next()), error)
             }
             Err(SendFailure::Retry(error) | SendFailure::Permanent(error)) => {
-                failed += 1;
-                dead += 1;
+                judged.failed += 1;
+                judged.dead += 1;
                 SendOutcome::Dead(error)
             }
         };
         if matches!(outcome, SendOutcome::Retry(..)) {
             stuck.extend(outgoing.message.key.clone());
         }
-        results.push(Sent { seq: outgoing.seq, outcome });
+        judged.results.push(Sent { seq: outgoing.seq, outcome });
+    }
+    judged
+}
+
+/// Writes what became of a wave, then counts it.
+async fn write<St: Store, S, K: Sink>(
+    inbox: &Inbox<St, S>,
+    relay: &Relay<K>,
+    token: Token,
+    judged: Judged,
+) -> Result<(), Error> {
+    let Judged { results, sent, failed, dead } = judged;
+    if results.is_empty() {
+        return Ok(());
     }
     inbox.store.settle_outgoing(&relay.name, token, &results, false).await?;
     let counters = &inbox.shared.counters;
@@ -163,6 +206,21 @@ async fn settle<St: Store, S, K: Sink>(
         tracing::warn!(sink = relay.name, dead, "outgoing messages were refused for good");
     }
     Ok(())
+}
+
+/// Splits a lease into what goes to the sink in one call each.
+fn lots<K: Sink>(mut due: Vec<Outgoing>, relay: &Relay<K>) -> Vec<Vec<Outgoing>> {
+    let mut lots = Vec::new();
+    while !due.is_empty() {
+        let rest = due.split_off(due.len().min(relay.batch));
+        let lot = std::mem::replace(&mut due, rest);
+        if relay.sink.keeps_order() {
+            lots.push(lot);
+        } else {
+            lots.extend(waves(lot));
+        }
+    }
+    lots
 }
 
 /// Splits a lot so that no key appears twice in a wave; messages without a key go in the first.

@@ -59,6 +59,8 @@ impl PrivateRabbitmq {
     }
 
     /// Like [`PrivateRabbitmq::start`], with a second port for TLS: [`PrivateRabbitmq::tls_url`].
+    ///
+    /// There a client may log in with a certificate of the same authority, as the user with the certificate's name.
     pub fn start_tls() -> io::Result<Self> {
         let programs = programs_folder()?;
         let server = Server::start(|folder| {
@@ -160,7 +162,7 @@ impl Rabbitmq {
     ) -> io::Result<Self> {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let (port, nodes_port) = (free_port()?, free_port()?);
-        fs::write(folder.join("plugins"), "[rabbitmq_amqp1_0].\n")?;
+        fs::write(folder.join("plugins"), "[rabbitmq_amqp1_0,rabbitmq_auth_mechanism_ssl].\n")?;
         fs::write(folder.join(".erlang.cookie"), &name)?;
         fs::set_permissions(folder.join(".erlang.cookie"), fs::Permissions::from_mode(0o400))?;
         let kind = Self {
@@ -191,7 +193,13 @@ impl Rabbitmq {
                 "listeners.ssl.1 = 127.0.0.1:{port}\n\
                  ssl_options.cacertfile = {}\n\
                  ssl_options.certfile = {}\n\
-                 ssl_options.keyfile = {}\n",
+                 ssl_options.keyfile = {}\n\
+                 # Clients may show a certificate, to log in with it.\n\
+                 ssl_options.verify = verify_peer\n\
+                 ssl_options.fail_if_no_peer_cert = false\n\
+                 auth_mechanisms.1 = PLAIN\n\
+                 auth_mechanisms.2 = AMQPLAIN\n\
+                 auth_mechanisms.3 = EXTERNAL\n",
                 files.authority.display(),
                 files.certificate.display(),
                 files.key.display()

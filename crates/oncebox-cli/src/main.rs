@@ -6,16 +6,20 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod bench;
+#[cfg(feature = "serve")]
+mod check;
 mod demo;
+mod log;
 mod migrate;
+#[cfg(feature = "serve")]
+mod operate;
+#[cfg(feature = "serve")]
+mod serve;
 mod target;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer};
 
 /// Makes each message count exactly once in effect.
 #[derive(Debug, Parser)]
@@ -27,12 +31,21 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run the service: sources, handlers and sinks of a configuration file, or of none.
+    #[cfg(feature = "serve")]
+    Serve(serve::Options),
+    /// Validate a configuration, connect to everything in it, and say what would run.
+    #[cfg(feature = "serve")]
+    Check(check::Options),
     /// At-least-once traffic into worker processes that are killed at random, then the count.
     Demo(demo::Options),
     /// What a store can do, beside the same server's floor and the plain recipe.
     Bench(bench::Options),
     /// Bring a store's tables up to date, say how they are, or print the SQL that makes them.
     Migrate(migrate::Options),
+    #[cfg(feature = "serve")]
+    #[command(flatten)]
+    Operate(operate::Operation),
     /// One worker process of the demo.
     #[command(hide = true)]
     DemoWorker(demo::worker::Options),
@@ -40,16 +53,23 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_env("ONCEBOX_LOG").unwrap_or_else(|_| EnvFilter::new("error"));
-    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(filter);
-    let counter = matches!(cli.command, Command::Bench(_)).then(bench::statement_counter);
-    tracing_subscriber::registry().with(log).with(counter).init();
+    match &cli.command {
+        // Logs as its configuration says.
+        #[cfg(feature = "serve")]
+        Command::Serve(_) => {}
+        Command::Bench(_) => log::start_with(bench::statement_counter()),
+        _ => log::start(),
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&format!("the runtime could not start: {error}")),
     };
     let result = runtime.block_on(async {
         match cli.command {
+            #[cfg(feature = "serve")]
+            Command::Serve(options) => serve::serve(options).await,
+            #[cfg(feature = "serve")]
+            Command::Check(options) => check::check(options).await,
             Command::Demo(options) => demo::demo(options).await,
             // On a thread that waits for the network itself, as in a service: the main thread would have to be woken by
             // another one for every answer.
@@ -58,6 +78,8 @@ fn main() -> ExitCode {
                 Err(error) => Err(error.to_string()),
             },
             Command::Migrate(options) => migrate::migrate(options).await,
+            #[cfg(feature = "serve")]
+            Command::Operate(operation) => operate::operate(operation).await,
             Command::DemoWorker(options) => demo::worker::work(options).await.map(|()| true),
         }
     });

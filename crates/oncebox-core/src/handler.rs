@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 
 use crate::extract::{Call, Extract};
 use crate::failure::Failure;
+use crate::gate::Gate;
 use crate::kinds::{IntoKinds, Kinds};
 use crate::retry::Backoff;
 use crate::store::{Registration, Store};
@@ -112,7 +113,7 @@ pub struct NamedHandler<F, Args> {
     arguments: PhantomData<fn(Args)>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) max_attempts: u32,
     pub(crate) backoff: Backoff,
@@ -122,6 +123,17 @@ pub(crate) struct Settings {
     pub(crate) formerly: Vec<String>,
     pub(crate) from_start: bool,
     pub(crate) concurrency: Option<usize>,
+    pub(crate) gate: Option<Arc<dyn Gate>>,
+}
+
+impl Settings {
+    /// How many of `wanted` messages may be taken now.
+    pub(crate) fn room(&self, wanted: usize) -> Result<usize, Duration> {
+        match &self.gate {
+            Some(gate) => gate.room(wanted).map(|room| room.clamp(1, wanted.max(1))),
+            None => Ok(wanted),
+        }
+    }
 }
 
 impl Default for Settings {
@@ -135,6 +147,7 @@ impl Default for Settings {
             formerly: Vec::new(),
             from_start: false,
             concurrency: None,
+            gate: None,
         }
     }
 }
@@ -194,6 +207,12 @@ impl<F, Args> NamedHandler<F, Args> {
     pub fn concurrency(mut self, calls: usize) -> Self {
         assert!(calls > 0, "handler `{}`: concurrency must be at least 1", self.name);
         self.settings.concurrency = Some(calls);
+        self
+    }
+
+    /// Asks this gate before taking deliveries: a rate limit, a circuit breaker.
+    pub fn gate(mut self, gate: Arc<dyn Gate>) -> Self {
+        self.settings.gate = Some(gate);
         self
     }
 }

@@ -235,7 +235,10 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Drainer<St, S> {
     async fn step(&mut self, inbox: &Inbox<St, S>) -> Result<bool, Error> {
         match self {
             Self::Lanes(worker, handler) => {
-                let any = worker.step(&|| false).await?;
+                let any = match handler.settings.room(handler.settings.batch) {
+                    Ok(room) => worker.step(room, &|| false).await?,
+                    Err(_) => false,
+                };
                 Ok(leased::step(inbox, handler).await?.any || any)
             }
             Self::Outside(worker) => {
@@ -316,6 +319,13 @@ async fn work_lanes<St: Store, S: Clone + Send + Sync + 'static>(
     let mut bell = inbox.shared.wake.listener();
     let mut failures = 0;
     while !pace.stopping() {
+        let room = match handler.settings.room(handler.settings.batch) {
+            Ok(room) => room,
+            Err(wait) => {
+                pace.wait(&mut bell, Some(wait)).await;
+                continue;
+            }
+        };
         let permit = match &permission {
             Some(extra) => match extra.clone().try_acquire_owned() {
                 Ok(permit) => Some(permit),
@@ -327,7 +337,7 @@ async fn work_lanes<St: Store, S: Clone + Send + Sync + 'static>(
             None => None,
         };
         let stop = pace.stop.clone();
-        let found = worker.step(&|| *stop.borrow()).await;
+        let found = worker.step(room, &|| *stop.borrow()).await;
         drop(permit);
         match found {
             Ok(found) => {

@@ -27,7 +27,6 @@ use crate::server::{Access, Server, without_password};
 /// ```
 #[derive(Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-#[non_exhaustive]
 pub struct MqttSourceConfig {
     /// `mqtt://HOST:PORT`, or `mqtts://HOST:PORT` with TLS; the ports are 1883 and 8883 unless set.
     pub url: String,
@@ -57,12 +56,8 @@ pub struct MqttSourceConfig {
     pub username: Option<String>,
     /// The password, when it is not in the url.
     pub password: Option<String>,
-    /// A file with the authorities to trust, in PEM; those of the system unless set.
-    pub ca_file: Option<PathBuf>,
-    /// A file with our own certificate, in PEM, where the server asks for one.
-    pub cert_file: Option<PathBuf>,
-    /// A file with its private key, in PEM.
-    pub key_file: Option<PathBuf>,
+    /// Certificates for `mqtts://`.
+    pub tls: TlsConfig,
     /// Under this name the topic becomes a header of the message; not at all unless set.
     pub topic_header: Option<String>,
     /// Where id, kind and key are read from.
@@ -84,9 +79,7 @@ impl Default for MqttSourceConfig {
             return_after: Duration::from_secs(1),
             username: None,
             password: None,
-            ca_file: None,
-            cert_file: None,
-            key_file: None,
+            tls: TlsConfig::default(),
             topic_header: None,
             mapping: default_mapping(),
         }
@@ -141,15 +134,9 @@ impl MqttSourceConfig {
         self
     }
 
-    /// Trusts the authorities in this file instead of those of the system.
-    pub fn ca_file(mut self, file: impl Into<PathBuf>) -> Self {
-        self.ca_file = Some(file.into());
-        self
-    }
-
-    /// Shows this certificate to the server, whose private key is in the other file.
-    pub fn certificate(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        (self.cert_file, self.key_file) = (Some(certificate.into()), Some(key.into()));
+    /// Certificates for `mqtts://`.
+    pub fn tls(mut self, tls: TlsConfig) -> Self {
+        self.tls = tls;
         self
     }
 
@@ -216,9 +203,7 @@ impl MqttSourceConfig {
             url: &self.url,
             username: self.username.as_deref(),
             password: self.password.as_deref(),
-            ca_file: self.ca_file.as_deref(),
-            cert_file: self.cert_file.as_deref(),
-            key_file: self.key_file.as_deref(),
+            tls: &self.tls,
             keep_alive: self.keep_alive,
             connect_timeout: self.connect_timeout,
         }
@@ -236,7 +221,6 @@ impl MqttSourceConfig {
 /// ```
 #[derive(Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-#[non_exhaustive]
 pub struct MqttSinkConfig {
     /// `mqtt://HOST:PORT`, or `mqtts://HOST:PORT` with TLS; the ports are 1883 and 8883 unless set.
     pub url: String,
@@ -263,12 +247,8 @@ pub struct MqttSinkConfig {
     pub username: Option<String>,
     /// The password, when it is not in the url.
     pub password: Option<String>,
-    /// A file with the authorities to trust, in PEM; those of the system unless set.
-    pub ca_file: Option<PathBuf>,
-    /// A file with our own certificate, in PEM, where the server asks for one.
-    pub cert_file: Option<PathBuf>,
-    /// A file with its private key, in PEM.
-    pub key_file: Option<PathBuf>,
+    /// Certificates for `mqtts://`.
+    pub tls: TlsConfig,
 }
 
 impl Default for MqttSinkConfig {
@@ -284,9 +264,7 @@ impl Default for MqttSinkConfig {
             connect_timeout: Duration::from_secs(10),
             username: None,
             password: None,
-            ca_file: None,
-            cert_file: None,
-            key_file: None,
+            tls: TlsConfig::default(),
         }
     }
 }
@@ -339,15 +317,9 @@ impl MqttSinkConfig {
         self
     }
 
-    /// Trusts the authorities in this file instead of those of the system.
-    pub fn ca_file(mut self, file: impl Into<PathBuf>) -> Self {
-        self.ca_file = Some(file.into());
-        self
-    }
-
-    /// Shows this certificate to the server, whose private key is in the other file.
-    pub fn certificate(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        (self.cert_file, self.key_file) = (Some(certificate.into()), Some(key.into()));
+    /// Certificates for `mqtts://`.
+    pub fn tls(mut self, tls: TlsConfig) -> Self {
+        self.tls = tls;
         self
     }
 
@@ -368,14 +340,24 @@ impl MqttSinkConfig {
             url: &self.url,
             username: self.username.as_deref(),
             password: self.password.as_deref(),
-            ca_file: self.ca_file.as_deref(),
-            cert_file: self.cert_file.as_deref(),
-            key_file: self.key_file.as_deref(),
+            tls: &self.tls,
             keep_alive: self.keep_alive,
             connect_timeout: self.connect_timeout,
         };
         access.read()
     }
+}
+
+/// Files, in PEM, for `mqtts://`. They are read again for each connection.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The authorities to trust, instead of those of the system.
+    pub ca: Option<PathBuf>,
+    /// Our own certificate, with `key`, where the server asks for one.
+    pub certificate: Option<PathBuf>,
+    /// The private key of that certificate.
+    pub key: Option<PathBuf>,
 }
 
 // By hand, because nothing secret may be printed.

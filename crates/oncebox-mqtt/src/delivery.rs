@@ -114,18 +114,18 @@ fn is_topic(topic: &str) -> bool {
 
 fn encoded(name: &str, value: &[u8]) -> Result<(String, String), String> {
     let plain = std::str::from_utf8(value).ok().filter(|text| is_plain(text) && !name.ends_with(ENCODED));
-    let (name, value) = match plain {
+    let (sent, value) = match plain {
         Some(text) => (name.to_owned(), text.to_owned()),
         None => (format!("{name}{ENCODED}"), STANDARD.encode(value)),
     };
-    if !is_plain(&name) || value.len() > LONGEST_TEXT {
+    if !is_plain(&sent) || value.len() > LONGEST_TEXT {
         let name = name.escape_debug();
         return Err(format!(
             "header `{name:.200}` cannot travel by MQTT: names are text without control characters, and a value has \
              at most {LONGEST_TEXT} bytes"
         ));
     }
-    Ok((name, value))
+    Ok((sent, value))
 }
 
 fn decoded(name: &str, value: &str) -> (String, Bytes) {

@@ -25,6 +25,6 @@ mod sink;
 mod source;
 mod subscription;
 
-pub use config::{MqttSinkConfig, MqttSourceConfig};
+pub use config::{MqttSinkConfig, MqttSourceConfig, TlsConfig};
 pub use sink::MqttSink;
 pub use source::{MqttReceipt, MqttSource};

@@ -52,7 +52,8 @@ impl<'a> Lot<'a> {
                         in_flight.push(async move { (at, notice.wait_async().await) });
                         behind.extend(key.map(|key| (key, VecDeque::new())));
                     }
-                    Err(answer) => self.answers[at] = Some(answer),
+                    Err(Some(answer)) => self.answers[at] = Some(answer),
+                    Err(None) => break,
                 }
             }
             let (at, result) = tokio::select! {
@@ -101,7 +102,7 @@ impl<'a> Lot<'a> {
                 },
             };
             let answer = match sink.publish(&link, &self.messages[at]) {
-                Err(answer) => Some(answer),
+                Err(answer) => answer,
                 Ok(notice) => tokio::select! {
                     biased;
                     result = notice.wait_async() => sink.answer(result),

@@ -10,14 +10,14 @@ use rumqttc::mqttbytes::v5::{ConnectReturnCode, DisconnectReasonCode};
 use rumqttc::{ConnectionError, MqttOptions, StateError, Transport};
 use url::Url;
 
+use crate::config::TlsConfig;
+
 /// What the settings of a source or a sink say about the server.
 pub(crate) struct Access<'a> {
     pub(crate) url: &'a str,
     pub(crate) username: Option<&'a str>,
     pub(crate) password: Option<&'a str>,
-    pub(crate) ca_file: Option<&'a Path>,
-    pub(crate) cert_file: Option<&'a Path>,
-    pub(crate) key_file: Option<&'a Path>,
+    pub(crate) tls: &'a TlsConfig,
     pub(crate) keep_alive: Duration,
     pub(crate) connect_timeout: Duration,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Server {
 
 #[derive(Clone)]
 struct Tls {
-    ca_file: Option<PathBuf>,
+    ca: Option<PathBuf>,
     identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -87,23 +87,30 @@ impl Access<'_> {
     }
 
     fn tls(&self, encrypted: bool) -> Result<Option<Tls>, Error> {
-        let identity = match (self.cert_file, self.key_file) {
-            (Some(certificate), Some(key)) => Some((certificate.to_owned(), key.to_owned())),
+        let TlsConfig { ca, certificate, key } = self.tls;
+        let identity = match (certificate, key) {
+            (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
             (None, None) => None,
-            _ => return Err(Error::invalid("`cert_file` and `key_file` belong together; set both or none")),
+            _ => {
+                return Err(Error::invalid(
+                    "`tls.certificate` and `tls.key` belong together; set both or none",
+                ));
+            }
         };
         if !encrypted {
-            if self.ca_file.is_some() || identity.is_some() {
+            if ca.is_some() || identity.is_some() {
                 return Err(Error::invalid(
                     "there are files for TLS, but the `url` says mqtt://; write mqtts://",
                 ));
             }
             return Ok(None);
         }
-        if identity.is_some() && self.ca_file.is_none() {
-            return Err(Error::invalid("with `cert_file`, also set `ca_file`: the authority of the server"));
+        if identity.is_some() && ca.is_none() {
+            return Err(Error::invalid(
+                "with `tls.certificate`, also set `tls.ca`: the authority of the server",
+            ));
         }
-        Ok(Some(Tls { ca_file: self.ca_file.map(Path::to_owned), identity }))
+        Ok(Some(Tls { ca: ca.clone(), identity }))
     }
 
     fn credentials(&self, url: &Url) -> Result<Option<(String, String)>, Error> {
@@ -132,8 +139,6 @@ impl Server {
     pub(crate) fn options(&self, client_id: &str) -> Result<MqttOptions, Error> {
         let mut options = MqttOptions::new(client_id, (self.host.as_str(), self.port));
         options.set_keep_alive(self.keep_alive).set_connect_timeout(self.connect_timeout);
-        // The default is 10 kB. Telling the server a limit would make it drop what is larger.
-        options.set_unlimited_incoming_packet_size();
         // One write for what is ready instead of one per packet.
         options.set_max_request_batch(256);
         let mut network = options.network_options();
@@ -177,6 +182,10 @@ impl Server {
                 "another connection uses our `client_id`; give each process a name of its own"
             }
             ConnectionError::MqttState(StateError::AwaitPingResp) => "no sign of life within `keep_alive`",
+            // Mosquitto 2.0 says no more than this when somebody else comes with our name.
+            ConnectionError::MqttState(StateError::ConnectionAborted) => {
+                "it closed the connection; if that happens again and again, another process may use our `client_id`"
+            }
             _ => "the connection failed",
         };
         Error::caused(
@@ -197,17 +206,17 @@ pub(crate) fn is_taken_over(error: &ConnectionError) -> bool {
 
 impl Tls {
     fn transport(&self) -> Result<Transport, Error> {
-        let Some(ca_file) = &self.ca_file else {
+        let Some(ca) = &self.ca else {
             return Transport::try_tls_with_default_config().map_err(|error| {
-                let text = "the authorities of this system cannot be read; set `ca_file`";
+                let text = "the authorities of this system cannot be read; set `tls.ca`";
                 Error::caused(ErrorKind::Unavailable, text, error)
             });
         };
         let identity = match &self.identity {
-            Some((certificate, key)) => Some((read("cert_file", certificate)?, read("key_file", key)?)),
+            Some((certificate, key)) => Some((read("tls.certificate", certificate)?, read("tls.key", key)?)),
             None => None,
         };
-        Ok(Transport::tls(read("ca_file", ca_file)?, identity, None))
+        Ok(Transport::tls(read("tls.ca", ca)?, identity, None))
     }
 }
 

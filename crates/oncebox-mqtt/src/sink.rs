@@ -93,9 +93,10 @@ impl MqttSink {
         Ok(Link { client, most_bytes, task, ended: None })
     }
 
-    /// Puts a message on its way; an answer instead when it cannot be.
-    pub(crate) fn publish(&self, link: &Link, message: &Message) -> Result<PublishNotice, Answer> {
-        let never = |why| Err(SendFailure::Permanent(why));
+    /// Puts a message on its way. Fails with its answer when it can never be sent, and with none when the connection is
+    /// gone.
+    pub(crate) fn publish(&self, link: &Link, message: &Message) -> Result<PublishNotice, Option<Answer>> {
+        let never = |why| Some(Err(SendFailure::Permanent(why)));
         let topic = delivery::topic(&self.config.topic, message).map_err(never)?;
         let mut properties = delivery::properties(message).map_err(never)?;
         let expiry = self.config.message_expiry.map(|length| length.max(Duration::from_secs(1)).as_secs());
@@ -113,7 +114,7 @@ impl MqttSink {
         }
         let options = PublishOptions::new(QoS::AtLeastOnce).retain(self.config.retain).properties(properties);
         let sent = link.client.try_publish_tracked(topic, message.payload.clone(), options);
-        sent.map_err(|error| Err(SendFailure::Retry(format!("the MQTT client did not take it: {error}"))))
+        sent.map_err(|_| None)
     }
 
     /// What became of a message; `None` when the connection broke, so that nobody knows.

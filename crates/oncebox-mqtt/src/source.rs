@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncebox_core::{Error, Incoming, Settle, Source};
-use rumqttc::mqttbytes::v5::{PubAckReason, PubRecReason};
-use rumqttc::{AsyncClient, ManualAck, Publish, QoS};
+use rumqttc::{AsyncClient, Publish, QoS};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -68,12 +67,6 @@ struct Link {
     written: watch::Receiver<u64>,
     asked: u64,
     task: JoinHandle<Ended>,
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }
 
 impl MqttSource {
@@ -218,18 +211,28 @@ impl Source for MqttSource {
     async fn settle(&mut self, settled: Vec<(MqttReceipt, Settle)>) -> Result<(), Error> {
         let due_at = Instant::now() + self.config.return_after;
         for (receipt, settle) in settled {
-            if settle == Settle::Return {
-                self.returned.push(Returned { due_at, receipt });
-                continue;
+            match settle {
+                Settle::Accept => {}
+                Settle::Return => {
+                    self.returned.push(Returned { due_at, receipt });
+                    continue;
+                }
+                // The server has no place for dead letters: acknowledged, it would be gone.
+                Settle::Reject => {
+                    tracing::error!(
+                        source = self.name,
+                        topic = %String::from_utf8_lossy(&receipt.publish.topic),
+                        "a message that cannot be stored stays unacknowledged at the MQTT server, and takes a place of \
+                         `prefetch`"
+                    );
+                    continue;
+                }
             }
             // On another connection its packet id is another message's; the server sends this one again.
             let Some(link) = self.link.as_mut().filter(|link| link.number == receipt.connection) else {
                 continue;
             };
-            let Some(mut ack) = link.client.prepare_ack(&receipt.publish) else { continue };
-            if settle == Settle::Reject {
-                refuse(&mut ack);
-            }
+            let Some(ack) = link.client.prepare_ack(&receipt.publish) else { continue };
             // Fails when the connection is gone: then it comes again.
             if link.client.try_manual_ack(ack).is_ok() {
                 link.asked += 1;
@@ -259,13 +262,5 @@ impl Link {
                 count = self.arrived.recv_many(&mut self.aside, ROOM), if open => open = count > 0,
             }
         }
-    }
-}
-
-/// MQTT has no place for dead letters: the server is told that we cannot take the message, and forgets it.
-fn refuse(ack: &mut ManualAck) {
-    match ack {
-        ManualAck::PubAck(ack) => ack.reason = PubAckReason::ImplementationSpecificError,
-        ManualAck::PubRec(ack) => ack.reason = PubRecReason::ImplementationSpecificError,
     }
 }

@@ -17,8 +17,12 @@ use tokio::time::Instant;
 use crate::config::MqttSourceConfig;
 use crate::server::{Server, is_taken_over};
 
+/// How long a connection that is not needed any more is kept at most, twice.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+
 /// What the connection hands to the source.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all of them are messages")]
 pub(crate) enum Arrived {
     /// Once, before any message: whether the server has kept our session.
     Session {
@@ -64,13 +68,33 @@ impl Subscription {
         Ok((Self { config, server, client: client.clone(), events, arrivals, written }, client))
     }
 
-    /// Serves the connection until it breaks.
+    /// Serves the connection until it breaks or the source is gone.
     pub(crate) async fn serve(mut self, pause: Duration) -> Ended {
-        tokio::time::sleep(pause).await;
-        match self.subscribe().await {
-            Ok(()) => self.deliver().await,
-            Err(ended) => ended,
+        let arrivals = self.arrivals.clone();
+        let connection = async {
+            tokio::time::sleep(pause).await;
+            match self.subscribe().await {
+                Ok(()) => self.deliver().await,
+                Err(ended) => ended,
+            }
+        };
+        tokio::select! {
+            ended = connection => return ended,
+            () = arrivals.closed() => {}
         }
+        self.leave().await
+    }
+
+    /// Says goodbye, and stays for a moment: the server throws away what it has not read of a connection that is gone,
+    /// acknowledgements too.
+    async fn leave(&mut self) -> Ended {
+        // Does not connect to say it when there is no connection yet.
+        if self.client.try_disconnect_now().is_ok() {
+            let goodbye = async { while self.poll().await.is_ok() {} };
+            let _ = tokio::time::timeout(LEAVE_WITHIN, goodbye).await;
+            tokio::time::sleep(LEAVE_WITHIN).await;
+        }
+        self.server.error("the source is gone").into()
     }
 
     async fn subscribe(&mut self) -> Result<(), Ended> {
@@ -176,7 +200,10 @@ fn options(config: &MqttSourceConfig, server: &Server) -> Result<MqttOptions, Er
         .set_broker_session_resume_policy(BrokerSessionResumePolicy::AllowBrokerOnly)
         .set_session_expiry_interval(Some(config.session_expiry_seconds()))
         .set_receive_maximum(Some(config.prefetch))
-        .set_session_store(NothingInFlight);
+        .set_session_store(NothingInFlight)
+        // The limit is 10 kB otherwise. Telling the server a limit would make it drop what is larger. After the
+        // others, because setting them takes it back.
+        .set_unlimited_incoming_packet_size();
     Ok(options)
 }
 

@@ -8,7 +8,7 @@ use oncebox_core::mapping::{KEY_HEADER, KIND_HEADER, Mapping};
 use oncebox_core::{Error, durations};
 use serde::Deserialize;
 
-use crate::wire::ID_HEADER;
+use crate::envelope::ID_HEADER;
 
 /// How to get in; give what the server asks for and leave out the rest.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]

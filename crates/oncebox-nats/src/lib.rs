@@ -16,13 +16,13 @@
 
 mod api;
 mod config;
-mod connect;
+mod envelope;
 mod held;
+mod link;
 mod session;
 mod sink;
 mod source;
 mod unparsed;
-mod wire;
 
 pub use config::{NatsAuth, NatsRetention, NatsSinkConfig, NatsSourceConfig, NatsTls};
 pub use sink::NatsSink;

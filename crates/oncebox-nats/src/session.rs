@@ -15,9 +15,9 @@ use tokio::time::Instant;
 
 use crate::api::{Api, ApiError, CONSUMER_NOT_FOUND, STREAM_NOT_FOUND};
 use crate::config::{NatsRetention, NatsSourceConfig};
-use crate::connect::{AfterLoss, Target, connect};
 use crate::held::Held;
-use crate::{unparsed, wire};
+use crate::link::{AfterLoss, Target, connect};
+use crate::{envelope, unparsed};
 
 /// How long the server keeps a request for messages open.
 const ASK_FOR: Duration = Duration::from_secs(30);
@@ -72,7 +72,7 @@ impl Session {
         let created = |info: &Value| info["created"].as_str().unwrap_or_default().to_owned();
         let held = Arc::new(Held::default());
         if after_loss {
-            held.add(unparsed::find(&api, &config, &consumer).await?);
+            held.add(unparsed::find(&api, &config, &consumer).await);
         }
         let inbox = client.new_inbox();
         let subscriber = client.subscribe(format!("{inbox}.*")).await.map_err(|error| {
@@ -281,21 +281,30 @@ impl Pump {
                 break why;
             }
         };
-        let returned = self.held.end(why);
-        // Whoever else reads from the consumer gets them at once instead of after the wait for acknowledgement.
+        let mut returned = self.held.end(why);
         if *phase.borrow() == Phase::Stopping && *lost.borrow() == 0 {
-            for reply in returned {
-                if self.client.publish(reply, RETURN).await.is_err() {
-                    return;
-                }
+            // First no more requests of ours: else the server would give us back what we return.
+            if self.subscriber.unsubscribe().await.is_err() {
+                return;
             }
-            let flushed = tokio::time::timeout(HEARTBEAT, self.client.flush()).await;
-            if flushed.is_err() {
+            while let Some(message) = self.subscriber.next().await {
+                returned.extend(message.reply.filter(|_| message.status.is_none()));
+            }
+            let given_back = tokio::time::timeout(HEARTBEAT, self.give_back(returned)).await;
+            if !matches!(given_back, Ok(Ok(()))) {
                 tracing::debug!(
                     "NATS was not told what the source gives back; it comes again after the wait"
                 );
             }
         }
+    }
+
+    /// Whoever else reads from the consumer gets these at once instead of after the wait for acknowledgement.
+    async fn give_back(&self, replies: Vec<Subject>) -> Result<(), async_nats::Error> {
+        for reply in replies {
+            self.client.publish(reply, RETURN).await?;
+        }
+        Ok(self.client.flush().await?)
     }
 
     /// Waits for one thing to happen and deals with it. Nothing that has arrived is lost when it is dropped.
@@ -345,8 +354,12 @@ impl Pump {
             Some(sequence) => format!("{}-{sequence}", self.stream),
             None => String::new(),
         };
-        let headers = wire::listed(message.headers);
-        Some((reply, bytes, wire::read(&self.mapping, &message.subject, headers, message.payload, position)))
+        let headers = envelope::listed(message.headers);
+        Some((
+            reply,
+            bytes,
+            envelope::read(&self.mapping, &message.subject, headers, message.payload, position),
+        ))
     }
 
     fn status(&mut self, message: &Message) -> Result<(), String> {

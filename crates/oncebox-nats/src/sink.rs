@@ -15,8 +15,8 @@ use oncebox_core::{Error, ErrorKind, Message, SendFailure, Sink};
 use tokio::sync::{Mutex, watch};
 
 use crate::config::NatsSinkConfig;
-use crate::connect::{AfterLoss, Target, connect};
-use crate::wire;
+use crate::envelope;
+use crate::link::{AfterLoss, Target, connect};
 
 /// More than a relay ever hands over at once.
 const AT_ONCE: usize = 20_000;
@@ -34,7 +34,7 @@ pub struct NatsSink {
     config: NatsSinkConfig,
     /// Connected when the first message is sent; the client reconnects by itself.
     connection: Mutex<Option<Connection>>,
-    /// A call was given up before every message was answered for: the connection may be dead without our knowing.
+    /// A call was given up, or nothing of it was confirmed: the connection may be dead without our knowing.
     given_up: AtomicBool,
 }
 
@@ -69,7 +69,7 @@ impl NatsSink {
     fn subject(&self, message: &Message) -> String {
         match &self.config.subject {
             Some(subject) => subject.clone(),
-            None => wire::subject_of(self.config.prefix.as_deref(), &message.kind),
+            None => envelope::subject_of(self.config.prefix.as_deref(), &message.kind),
         }
     }
 
@@ -82,7 +82,7 @@ impl NatsSink {
         let mut confirmations = FuturesUnordered::new();
         for (place, message) in messages.iter().enumerate() {
             let subject = self.subject(message);
-            let headers = wire::write(message, &subject, self.config.stream.as_deref());
+            let headers = envelope::write(message, &subject, self.config.stream.as_deref());
             let publish = PublishMessage::build().headers(headers).payload(message.payload.clone());
             match context.send_publish(subject.clone(), publish).await {
                 Ok(confirmation) => confirmations.push(async move { (place, subject, confirmation.await) }),
@@ -114,12 +114,15 @@ impl Sink for NatsSink {
             return Err(away("the connection to NATS is lost; it is being made again"));
         }
         if self.given_up.swap(true, Ordering::SeqCst) && !answers(&client).await {
-            // Fails only when the client has ended, which its state says above from now on.
-            client.force_reconnect().await.ok();
+            if client.force_reconnect().await.is_err() {
+                // The client has ended; a new one is made.
+                *self.connection.lock().await = None;
+            }
             return Err(away("NATS does not answer; the connection is made again"));
         }
         let answers = self.publish(&connection, messages).await;
-        self.given_up.store(false, Ordering::SeqCst);
+        let none_confirmed = answers.iter().all(Result::is_err);
+        self.given_up.store(none_confirmed, Ordering::SeqCst);
         Ok(answers)
     }
 }

@@ -15,20 +15,20 @@ use serde_json::{Value, json};
 
 use crate::api::{Api, ApiError, MESSAGE_NOT_FOUND};
 use crate::config::NatsSourceConfig;
-use crate::wire;
+use crate::envelope;
 
 /// The most messages looked at after one loss.
 const MOST: usize = 20_000;
 
-/// The messages, delivered and not acknowledged, that the client cannot read.
+/// The messages, delivered and not acknowledged, that the client cannot read, as far as the server tells.
 pub(crate) async fn find(
     api: &Api,
     config: &NatsSourceConfig,
     consumer: &Value,
-) -> Result<Vec<(Subject, usize, Mapped)>, Error> {
+) -> Vec<(Subject, usize, Mapped)> {
     let place = |of: &str| consumer[of]["stream_seq"].as_u64().unwrap_or_default();
     if consumer["num_ack_pending"].as_u64().unwrap_or_default() == 0 {
-        return Ok(Vec::new());
+        return Vec::new();
     }
     let filters = filters(&consumer["config"]);
     let mut found = Vec::new();
@@ -42,7 +42,12 @@ pub(crate) async fn find(
             let message = match api.ask(&format!("STREAM.MSG.GET.{}", config.stream), &question).await {
                 Ok(answer) => answer["message"].clone(),
                 Err(ApiError::Refused { code: MESSAGE_NOT_FOUND, .. }) => break,
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    // Without the right to ask, say; then only such messages are in the way, if there are any.
+                    let error = Error::from(error);
+                    tracing::warn!(stream = config.stream, %error, "messages could not be looked at after a loss");
+                    return found;
+                }
             };
             let Some(at) = message["seq"].as_u64().filter(|at| *at <= place("delivered")) else { break };
             sequence = at + 1;
@@ -60,7 +65,7 @@ pub(crate) async fn find(
             found.push(taken(config, subject, &raw, decoded(&message["data"]), at));
         }
     }
-    Ok(found)
+    found
 }
 
 fn filters(consumer: &Value) -> Vec<String> {
@@ -86,7 +91,7 @@ fn taken(
     let reply = format!("$JS.ACK.{}.{}.1.{at}.0.0.0", config.stream, config.consumer);
     let bytes = raw.len() + payload.len();
     let position = format!("{}-{at}", config.stream);
-    let mapped = wire::read(&config.mapping, subject, listed(raw), Bytes::from(payload), position);
+    let mapped = envelope::read(&config.mapping, subject, listed(raw), Bytes::from(payload), position);
     (reply.into(), bytes, mapped)
 }
 

@@ -214,6 +214,48 @@ async fn a_swallowed_sql_error_is_fenced_and_nothing_is_kept() {
     .await;
 }
 
+#[tokio::test]
+async fn a_batch_costs_the_same_however_long_its_lanes_are() {
+    common::with_store(async |scratch| {
+        scratch.register("h", false).await;
+        for group in 0..4 {
+            scratch.receive((0..1000).map(|n| message(format!("{group}-{n}"))).collect()).await;
+        }
+        // The planner's mind is not the same before and after it has counted.
+        for statistics in ["select 1", "analyze {schema}.log"] {
+            scratch.sql(statistics).await;
+            let token = scratch.token();
+            let claim = Claim { handler: "h", token, lanes: 8, limit: 40 };
+            let claimed = scratch.store.claim(&claim).await.unwrap();
+            let lanes: Vec<LaneBound> =
+                claimed.iter().map(|lane| LaneBound { lane: lane.lane, upto: None }).collect();
+            let kinds = everything();
+            let read = ReadLanes {
+                handler: "h",
+                token,
+                lanes: &lanes,
+                limit: 40,
+                kinds: &kinds,
+                ordered: false,
+                limits: LIMITS,
+            };
+            let mut batch = scratch.store.begin_lanes(&read).await.unwrap().unwrap();
+            assert_eq!(batch.rows.len(), 40);
+            let fetched = format!(
+                "select pg_stat_get_xact_tuples_fetched('{0}.log'::regclass) + \
+                 pg_stat_get_xact_tuples_returned('{0}.log'::regclass)",
+                scratch.schema
+            );
+            let query = sqlx::query_scalar(sqlx::AssertSqlSafe(fetched));
+            let fetched: i64 = query.fetch_one(&mut *batch.connection).await.unwrap();
+            assert!(fetched <= 100, "{fetched} rows were looked at for 40 messages after `{statistics}`");
+            batch.connection.rollback().await;
+            scratch.store.release("h", token).await.unwrap();
+        }
+    })
+    .await;
+}
+
 /// Ways to end a transaction, and whether Postgres refuses it.
 const ENDINGS: [(&str, bool); 6] = [
     ("commit", true),

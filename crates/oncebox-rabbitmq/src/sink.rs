@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
 
 use lapin::message::BasicReturnMessage;
@@ -109,7 +108,7 @@ impl RabbitmqSink {
             for (publish, begun) in publishing.into_iter().zip(begun) {
                 confirms.push(match begun {
                     std::task::Poll::Ready(confirm) => confirm,
-                    std::task::Poll::Pending => Pin::from(publish).await,
+                    std::task::Poll::Pending => publish.await,
                 });
             }
         }
@@ -215,6 +214,9 @@ impl RabbitmqSink {
 
 impl Sink for RabbitmqSink {
     async fn send(&self, messages: &[Message]) -> Result<Vec<Result<(), SendFailure>>, Error> {
+        if messages.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut session = self.session().await?;
         let frame_max = session.link.frame_max();
         let mut answers: Vec<Result<(), SendFailure>> = vec![Ok(()); messages.len()];

@@ -1,6 +1,7 @@
 //! Messages from a queue.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, try_join_all};
@@ -61,24 +62,39 @@ impl RabbitmqSource {
         Ok(Self { name: name.into(), config, settings, state: State::Apart, session_number: 0 })
     }
 
-    /// The open session; opens one when there is none. May be dropped: connecting goes on meanwhile.
-    async fn session(&mut self) -> Result<&mut Session, Error> {
+    /// Connects and finds the queue, unless that is done. May be dropped: connecting goes on meanwhile.
+    async fn link(&mut self) -> Result<(), Error> {
         if let State::Apart = self.state {
-            self.session_number += 1;
             let (settings, config) = (self.settings.clone(), self.config.clone());
-            let number = self.session_number;
-            let opening = tokio::spawn(async move { Session::open(&settings, &config, number).await });
-            self.state = State::Opening(Opening(opening));
+            self.state = State::Linking(Task::spawn(async move { Linked::open(&settings, &config).await }));
         }
-        if let State::Opening(opening) = &mut self.state {
-            let opened = (&mut opening.0).await;
+        if let State::Linking(task) = &mut self.state {
+            let linked = task.done().await;
             self.state = State::Apart;
-            let gone = |error| Error::caused(ErrorKind::Unavailable, "connecting was broken off", error);
-            self.state = State::Open(Box::new(opened.map_err(gone)??));
+            self.state = State::Linked(Box::new(linked?));
+        }
+        Ok(())
+    }
+
+    /// The open session; opens one when there is none. May be dropped: opening goes on meanwhile.
+    async fn session(&mut self) -> Result<&mut Session, Error> {
+        self.link().await?;
+        self.state = match std::mem::replace(&mut self.state, State::Apart) {
+            State::Linked(linked) => {
+                self.session_number += 1;
+                let (config, number) = (self.config.clone(), self.session_number);
+                State::Opening(Task::spawn(async move { Session::open(*linked, &config, number).await }))
+            }
+            state => state,
+        };
+        if let State::Opening(task) = &mut self.state {
+            let opened = task.done().await;
+            self.state = State::Apart;
+            self.state = State::Open(Box::new(opened?));
         }
         match &mut self.state {
             State::Open(session) => Ok(session),
-            _ => Err(Error::new(ErrorKind::Unavailable, "connecting was broken off")),
+            _ => Err(broken_off()),
         }
     }
 }
@@ -113,8 +129,18 @@ impl Source for RabbitmqSource {
     }
 
     async fn lag(&mut self) -> Result<Option<u64>, Error> {
+        if let State::Apart | State::Linking(_) = self.state {
+            self.link().await?;
+        }
         match &mut self.state {
-            State::Open(session) => session.lag().await.map(Some),
+            State::Open(session) => session.linked.lag().await.map(Some),
+            State::Linked(linked) => {
+                let lag = linked.lag().await;
+                if lag.is_err() {
+                    self.state = State::Apart;
+                }
+                lag.map(Some)
+            }
             _ => Ok(None),
         }
     }
@@ -123,24 +149,77 @@ impl Source for RabbitmqSource {
 #[derive(Debug)]
 enum State {
     Apart,
-    Opening(Opening),
+    Linking(Task<Linked>),
+    /// Connected, but no messages are taken yet: somebody asked for the lag.
+    Linked(Box<Linked>),
+    Opening(Task<Session>),
     Open(Box<Session>),
 }
 
-/// A session being opened, given up when dropped.
+/// Work that goes on while nobody waits for it, given up when dropped.
 #[derive(Debug)]
-struct Opening(JoinHandle<Result<Session, Error>>);
+struct Task<T>(JoinHandle<Result<T, Error>>);
 
-impl Drop for Opening {
+impl<T: Send + 'static> Task<T> {
+    fn spawn(work: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
+        Self(tokio::spawn(work))
+    }
+
+    async fn done(&mut self) -> Result<T, Error> {
+        (&mut self.0).await.unwrap_or_else(|_| Err(broken_off()))
+    }
+}
+
+impl<T> Drop for Task<T> {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
+fn broken_off() -> Error {
+    Error::new(ErrorKind::Unavailable, "connecting to RabbitMQ was broken off")
+}
+
+/// A connection to a server that has the queue.
+struct Linked {
+    queue: String,
+    /// For questions about the queue: a wrong one closes its channel.
+    asking: Option<Channel>,
+    // Last: it closes the channels above.
+    link: Link,
+}
+
+impl Linked {
+    async fn open(settings: &Settings, config: &RabbitmqSourceConfig) -> Result<Self, Error> {
+        let link = settings.connect().await?;
+        let asking = find_queue(&link, config).await?;
+        Ok(Self { queue: config.queue.clone(), asking: Some(asking), link })
+    }
+
+    /// How many messages the queue has ready for anybody.
+    async fn lag(&mut self) -> Result<u64, Error> {
+        let failed = |error| failed(&self.queue, "cannot ask how much waits", error);
+        // Taken out, so that a question that was dropped or refused leaves no channel behind.
+        let channel = match self.asking.take() {
+            Some(channel) => channel,
+            None => self.link.channel().await.map_err(failed)?,
+        };
+        let waiting = ask(&channel, &self.queue).await.map_err(failed)?;
+        self.asking = Some(channel);
+        Ok(u64::from(waiting))
+    }
+}
+
+impl fmt::Debug for Linked {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Linked").field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
 /// A channel on which the queue's messages arrive.
+#[derive(Debug)]
 struct Session {
     number: u64,
-    queue: String,
     prefetch: usize,
     may_reject: bool,
     return_after: Duration,
@@ -153,33 +232,22 @@ struct Session {
     returning: VecDeque<(Instant, u64)>,
     /// How many messages are held, because neither the store nor the queue can take them.
     held: usize,
-    /// For questions about the queue: a wrong one closes its channel.
-    asking: Option<Channel>,
-    // Last: it closes the channels above.
-    link: Link,
+    // Last: it closes the channel above.
+    linked: Linked,
 }
 
 impl Session {
-    async fn open(settings: &Settings, config: &RabbitmqSourceConfig, number: u64) -> Result<Self, Error> {
-        let link = settings.connect().await?;
-        let queue = config.queue.clone();
-        let failed = |error| failed(&config.queue, "cannot take messages from it", error);
-        let asking = find_queue(&link, config).await?;
-        let channel = link.channel().await.map_err(failed)?;
+    async fn open(linked: Linked, config: &RabbitmqSourceConfig, number: u64) -> Result<Self, Error> {
+        let queue = config.queue.as_str();
+        let failed = |error| failed(queue, "cannot take messages from it", error);
+        let channel = linked.link.channel().await.map_err(failed)?;
         channel.basic_qos(config.prefetch, BasicQosOptions { global: false }).await.map_err(failed)?;
-        let messages = channel
-            .basic_consume(
-                queue.as_str().into(),
-                "".into(),
-                BasicConsumeOptions::default(),
-                FieldTable::default(),
-            )
-            .await
-            .map_err(failed)?;
+        let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
+        let messages =
+            channel.basic_consume(queue.into(), "".into(), options, arguments).await.map_err(failed)?;
         tracing::info!(queue, "taking messages from RabbitMQ");
         Ok(Self {
             number,
-            queue,
             prefetch: usize::from(config.prefetch),
             may_reject: config.dead_letter_exchange,
             return_after: config.return_after,
@@ -189,8 +257,7 @@ impl Session {
             tags: Tags::default(),
             returning: VecDeque::new(),
             held: 0,
-            asking,
-            link,
+            linked,
         })
     }
 
@@ -227,13 +294,13 @@ impl Session {
     fn delivery(&self, next: Option<Result<Delivery, lapin::Error>>) -> Result<Delivery, Error> {
         match next {
             Some(Ok(delivery)) => Ok(delivery),
-            Some(Err(error)) => Err(failed(&self.queue, explain(&error), error)),
+            Some(Err(error)) => Err(failed(&self.linked.queue, explain(&error), error)),
             None => Err(Error::new(
                 ErrorKind::Unavailable,
                 format!(
                     "queue `{}`: the server sends no more messages; the queue was removed or moved, or the \
                      connection was closed",
-                    self.queue
+                    self.linked.queue
                 ),
             )),
         }
@@ -245,7 +312,7 @@ impl Session {
             format!(
                 "queue `{}`: {} messages that the store refuses are held and fill `prefetch`; give the queue a \
                  dead-letter exchange and set `dead_letter_exchange`, or raise the limit that they break",
-                self.queue, self.held
+                self.linked.queue, self.held
             ),
         )
     }
@@ -256,7 +323,7 @@ impl Session {
             self.tags.settled(tag);
             let options = BasicNackOptions { multiple: false, requeue: true };
             let given = self.channel.basic_nack(tag, options).await;
-            given.map_err(|error| failed(&self.queue, "cannot give a message back", error))?;
+            given.map_err(|error| failed(&self.linked.queue, "cannot give a message back", error))?;
         }
         Ok(())
     }
@@ -273,7 +340,7 @@ impl Session {
                 Settle::Reject => self.hold(tag),
             }
         }
-        let failed = |error| failed(&self.queue, "cannot acknowledge", error);
+        let failed = |error| failed(&self.linked.queue, "cannot acknowledge", error);
         let acks = self.tags.accept(accepted);
         if let Some(tag) = acks.up_to {
             self.channel.basic_ack(tag, BasicAckOptions { multiple: true }).await.map_err(failed)?;
@@ -291,47 +358,22 @@ impl Session {
     fn hold(&mut self, tag: u64) {
         self.held += 1;
         tracing::error!(
-            queue = self.queue,
+            queue = self.linked.queue,
             tag,
             held = self.held,
             "the store refuses a message and the queue has no dead-letter exchange that we know of; it is held \
              unacknowledged"
         );
     }
-
-    /// How many messages the queue has ready for anybody.
-    async fn lag(&mut self) -> Result<u64, Error> {
-        let failed = |error| failed(&self.queue, "cannot ask how much waits", error);
-        // Taken out, so that a question that was dropped or refused leaves no channel behind.
-        let channel = match self.asking.take() {
-            Some(channel) => channel,
-            None => self.link.channel().await.map_err(failed)?,
-        };
-        let waiting = ask(&channel, &self.queue).await.map_err(failed)?;
-        self.asking = Some(channel);
-        Ok(u64::from(waiting))
-    }
-}
-
-impl std::fmt::Debug for Session {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("Session")
-            .field("number", &self.number)
-            .field("queue", &self.queue)
-            .field("returning", &self.returning.len())
-            .field("held", &self.held)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Checks that the queue exists, creates it when told to, and hands over a channel for further questions.
-async fn find_queue(link: &Link, config: &RabbitmqSourceConfig) -> Result<Option<Channel>, Error> {
+async fn find_queue(link: &Link, config: &RabbitmqSourceConfig) -> Result<Channel, Error> {
     let queue = &config.queue;
     let failed = |error| failed(queue, "cannot look for it", error);
     let channel = link.channel().await.map_err(failed)?;
     let error = match ask(&channel, queue).await {
-        Ok(_) => return Ok(Some(channel)),
+        Ok(_) => return Ok(channel),
         Err(error) if reply_code(&error) == Some(NOT_FOUND) => error,
         Err(error) => return Err(failed(error)),
     };
@@ -352,7 +394,7 @@ async fn find_queue(link: &Link, config: &RabbitmqSourceConfig) -> Result<Option
     let channel = link.channel().await.map_err(failed)?;
     channel.queue_declare(queue.as_str().into(), options, arguments).await.map_err(failed)?;
     tracing::info!(queue, kind, "created a queue");
-    Ok(Some(channel))
+    Ok(channel)
 }
 
 /// How many messages are ready in a queue; fails when there is none of this name, and the channel is closed then.

@@ -8,25 +8,38 @@
 //! - [`Source`] and [`Sink`] connect brokers; [`Relay`] has the settings of an outbox relay.
 //! - `SqliteStore` (feature `sqlite`, on by default) `PgStore` (feature `postgres`) and `MariaStore` (feature
 //!   `mariadb`) are the stores.
+//! - `RabbitmqSource` and `RabbitmqSink` (feature `rabbitmq`) are a broker's two ends.
 //! - [`admin`] has what an operator reads; [`Store`] has the calls: list, replay, discard, pause.
 
 #[doc(inline)]
 pub use oncebox_core::{
-    Attempt, Backoff, Batch, Call, Counter, Counters, Error, ErrorKind, Extract, Failure, Handler, Headers,
-    Inbox, Incoming, Json, Limits, Message, NamedHandler, Once, Processed, Received, Relay, Run, SendFailure,
-    Settle, Sink, Source, SourceStatus, State, Store, TraceContext, Tx, UNREADABLE, admin, clock, handler,
-    mapping, run, store,
+    Attempt, Backoff, Batch, Call, Counter, Counters, Error, ErrorKind, Extract, Failure, Gate, Handler,
+    Headers, Inbox, Incoming, Json, Limits, Message, NamedHandler, Once, Processed, Received, Relay, Run,
+    SendFailure, Settle, Sink, Source, SourceStatus, State, Store, TraceContext, Tx, UNREADABLE, admin,
+    clock, handler, mapping, run, store,
 };
 
+#[cfg(feature = "amqp1")]
+#[doc(inline)]
+pub use oncebox_amqp1::{self as amqp1, Amqp1Sink, Amqp1Source};
 #[cfg(feature = "mariadb")]
 #[doc(inline)]
 pub use oncebox_mariadb::{self as mariadb, MariaStore, MariaTx};
+#[cfg(feature = "mqtt")]
+#[doc(inline)]
+pub use oncebox_mqtt::{self as mqtt, MqttSink, MqttSource};
+#[cfg(feature = "nats")]
+#[doc(inline)]
+pub use oncebox_nats::{self as nats, NatsSink, NatsSource};
 #[cfg(feature = "postgres")]
 #[doc(inline)]
 pub use oncebox_postgres::{self as postgres, PgStore, PgTx};
 #[cfg(feature = "rabbitmq")]
 #[doc(inline)]
 pub use oncebox_rabbitmq::{self as rabbitmq, RabbitmqSink, RabbitmqSource};
+#[cfg(feature = "redis")]
+#[doc(inline)]
+pub use oncebox_redis::{self as redis, RedisSink, RedisSource};
 #[cfg(feature = "sqlite")]
 #[doc(inline)]
 pub use oncebox_sqlite::{self as sqlite, SqliteStore, SqliteTx};
@@ -48,6 +61,21 @@ mod guides {
     mod outbox {}
     #[doc = include_str!("../../../guides/brokers.md")]
     mod brokers {}
+    #[cfg(feature = "amqp1")]
+    #[doc = include_str!("../../../guides/brokers/amqp1.md")]
+    mod amqp1 {}
+    #[cfg(feature = "mqtt")]
+    #[doc = include_str!("../../../guides/brokers/mqtt.md")]
+    mod mqtt {}
+    #[cfg(feature = "rabbitmq")]
+    #[doc = include_str!("../../../guides/brokers/rabbitmq.md")]
+    mod rabbitmq {}
+    #[cfg(feature = "nats")]
+    #[doc = include_str!("../../../guides/brokers/nats.md")]
+    mod nats {}
+    #[cfg(feature = "redis")]
+    #[doc = include_str!("../../../guides/brokers/redis.md")]
+    mod redis {}
     #[doc = include_str!("../../../guides/stores.md")]
     mod stores {}
     #[doc = include_str!("../../../guides/retention.md")]
@@ -60,4 +88,6 @@ mod guides {
     mod testing {}
     #[doc = include_str!("../../../guides/crash-safety.md")]
     mod crash_safety {}
+    #[doc = include_str!("../../../guides/performance.md")]
+    mod performance {}
 }

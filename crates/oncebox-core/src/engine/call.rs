@@ -99,6 +99,9 @@ async fn start_and_wait<St: Store, S: Clone + Send + Sync + 'static>(
     trace: Option<TraceContext>,
     time: &mut TimeLimit,
 ) -> Result<(), Failure> {
+    if let Some(gate) = &handler.settings.gate {
+        gate.started(messages.len());
+    }
     let first = messages[0];
     let span = tracing::debug_span!(
         "oncebox.attempt",

@@ -47,12 +47,18 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
     }
 
     /// Claims lanes and runs what is in them until they are empty or `stop` says so. False when there was nothing.
-    pub(crate) async fn step(&mut self, stop: &(dyn Fn() -> bool + Send + Sync)) -> Result<bool, Error> {
-        let lanes = self.claim(self.handler.settings.batch).await?;
+    ///
+    /// The first batch has at most `limit` messages; with a gate it is the only one.
+    pub(crate) async fn step(
+        &mut self,
+        limit: usize,
+        stop: &(dyn Fn() -> bool + Send + Sync),
+    ) -> Result<bool, Error> {
+        let lanes = self.claim(limit).await?;
         if lanes.is_empty() {
             return Ok(false);
         }
-        let result = self.run_claimed(lanes, stop).await;
+        let result = self.run_claimed(lanes, limit, stop).await;
         if !matches!(result, Ok(false)) {
             self.end_claim(&result).await;
         }
@@ -73,8 +79,12 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
     }
 
     async fn claim(&mut self, limit: usize) -> Result<Vec<ClaimedLane>, Error> {
-        let claim =
-            Claim { handler: self.handler.name(), token: self.token, lanes: self.lanes_wanted, limit };
+        let claim = Claim {
+            handler: self.handler.name(),
+            token: self.token,
+            lanes: self.lanes_wanted.min(limit),
+            limit,
+        };
         let lanes = self.inbox.store.claim(&claim).await?;
         if lanes.is_empty() {
             self.lanes_wanted = self.most_lanes;
@@ -86,6 +96,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
     async fn run_claimed(
         &mut self,
         claimed: Vec<ClaimedLane>,
+        limit: usize,
         stop: &(dyn Fn() -> bool + Send + Sync),
     ) -> Result<bool, Error> {
         let all = claimed.len();
@@ -93,11 +104,11 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
         if lanes.is_empty() {
             return Ok(true);
         }
-        let limit = self.handler.settings.batch;
+        let gated = self.handler.settings.gate.is_some();
         let began = Instant::now();
         loop {
             // Claiming again is what notices a pause, and lets other processes have a turn.
-            let stopping = stop() || began.elapsed() >= CLAIM_FOR;
+            let stopping = gated || stop() || began.elapsed() >= CLAIM_FOR;
             let mut work = LaneWork {
                 inbox: &self.inbox,
                 handler: &self.handler,

@@ -39,6 +39,10 @@ where
 {
     // Leasing counts the attempt. With only one, a neighbour's crash must not use it up.
     let limit = if handler.settings.max_attempts == 1 { 1 } else { FEW.min(handler.settings.batch) };
+    let limit = match handler.settings.room(limit) {
+        Ok(room) => room,
+        Err(wait) => return Ok(Found { any: false, next_due: Some(wait) }),
+    };
     let ask = AskLease {
         handler: handler.name(),
         token: new_token(&inbox.shared.seed),

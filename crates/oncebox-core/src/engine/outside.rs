@@ -69,11 +69,18 @@ impl<St: Store, S: Clone + Send + Sync + 'static> OutsideWorker<St, S> {
         let mut any = false;
         let mut next_due = None;
         self.alone &= self.is_busy();
-        if self.room() > 0 {
+        let mut room = self.room();
+        if room > 0 {
+            room = match self.handler.settings.room(room) {
+                Ok(room) => room,
+                Err(wait) => return Ok(Found { any: false, next_due: Some(wait) }),
+            };
+        }
+        if room > 0 {
             let ask = AskLease {
                 handler: self.handler.name(),
                 token: new_token(&self.inbox.shared.seed),
-                limit: self.room(),
+                limit: room,
                 lease_for: LEASE,
                 ordered: self.handler.settings.ordered,
             };
@@ -83,10 +90,12 @@ impl<St: Store, S: Clone + Send + Sync + 'static> OutsideWorker<St, S> {
             let alive = bury_hopeless(&self.inbox, &self.handler, leased.deliveries).await?;
             let (now, later) = self.set_apart(alive);
             give_back(&self.inbox, &self.handler, &later).await?;
+            room = room.saturating_sub(now.len());
             self.start(now);
         }
-        if self.room() > 0
-            && let Some(fresh) = self.lanes.lease_next(self.room()).await?
+        room = room.min(self.room());
+        if room > 0
+            && let Some(fresh) = self.lanes.lease_next(room).await?
         {
             any = true;
             self.start(fresh);

@@ -1,6 +1,8 @@
 -- read_lanes.sql: locks nothing; the log is never updated, and whoever reads on here has locked the cursors
 -- Each lane's rows come by seq, at most $5 of each lane. Which lane comes first is not said: sorting such wide rows costs
 -- as much as reading them, and the reader puts lanes in order by itself.
+-- The limit is hidden from the planner: where it knows it and takes a lane for short, it rather reads and sorts the whole
+-- lane, every time, than follow the index.
 -- state: 0 of another kind, 1 to be run, 2 scheduled for later, 3 held behind its key.
 select m.lane, m.seq,
     case
@@ -27,5 +29,5 @@ cross join lateral (
     from {schema}.log l
     where l.lane = asked.lane and l.seq > asked.position and l.seq <= asked.upto
     order by l.seq
-    limit $5
+    limit (select $5::bigint)
 ) as m

@@ -30,8 +30,8 @@ pub async fn a_cut_connection_of_a_source_is_made_again<B: BrokerSubject, T: Sub
     let running = start(run(inbox).consume(broker.source(proxy.address(), None)).poll_every(FAST));
     let messages = in_turn(400, &["a", "b", "c"]);
     for lot in messages.chunks(50) {
-        put(&broker, lot).await;
         let before = store.effects().await.len();
+        put(&broker, lot).await;
         until("some have come", || async { store.effects().await.len() > before }).await;
         proxy.cut();
     }
@@ -75,8 +75,8 @@ pub async fn a_sink_loses_nothing_to_broken_connections<B: BrokerSubject, T: Sub
     let running = start(patient::<B, _>(run(Inbox::new(store.store())), broker.sink(proxy.address())));
     let messages = in_turn(300, &["a", "b", "c"]);
     for (number, lot) in messages.chunks(30).enumerate() {
-        publish(&store, lot).await;
         let before = broker.taken().await.len();
+        publish(&store, lot).await;
         until("some are sent", || async { broker.taken().await.len() > before }).await;
         if number == 5 {
             proxy.freeze();
@@ -123,9 +123,9 @@ pub async fn a_restart_of_the_broker_loses_and_doubles_nothing<B: BrokerSubject,
     let mut halves = incoming.chunks(100).zip(outgoing.chunks(100));
     for how in restarts {
         let (into, out) = halves.next().unwrap();
+        let before = store.effects().await.len();
         put(&broker, &into[..50]).await;
         publish(&store, &out[..50]).await;
-        let before = store.effects().await.len();
         until("some have come", || async { store.effects().await.len() > before }).await;
         broker.restart(how).await;
         put(&broker, &into[50..]).await;

@@ -1,0 +1,104 @@
+//! Messages to a queue, a topic or an exchange.
+
+use fe2o3_amqp::Sender;
+use fe2o3_amqp::link::SendError;
+use fe2o3_amqp_types::messaging::Outcome;
+use oncebox_core::{Error, Message, SendFailure, Sink};
+use tokio::sync::Mutex;
+
+use crate::config::Amqp1SinkConfig;
+use crate::lot::{Answer, Lot};
+use crate::server::{Opened, Server};
+
+/// Sends messages and takes one as sent when the server has accepted it.
+///
+/// As many messages are on their way at once as the server gives credit for, but never two of one key. When the connection
+/// breaks, what has no outcome is sent again, one by one, so that a message which the server does not survive is found. It
+/// connects when it is first used, and again after a failure.
+#[derive(Debug)]
+pub struct Amqp1Sink {
+    config: Amqp1SinkConfig,
+    server: Server,
+    /// Calls take turns. The connection is taken out while it is used: a call that is given up closes it, and the next
+    /// one begins anew.
+    link: Mutex<Option<Link>>,
+}
+
+/// A connection with the link on which messages go out.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) sender: Sender,
+    opened: Opened,
+}
+
+impl Link {
+    pub(crate) fn is_alive(&self) -> bool {
+        !self.opened.session.is_ended() && !self.opened.connection.is_closed()
+    }
+}
+
+impl Amqp1Sink {
+    /// A sink with these settings. Fails on settings that cannot work. Connects later.
+    pub fn new(config: Amqp1SinkConfig) -> Result<Self, Error> {
+        let server = config.check()?;
+        Ok(Self { config, server, link: Mutex::new(None) })
+    }
+
+    pub(crate) async fn connect(&self) -> Result<Link, Error> {
+        let mut opened = self.server.open().await?;
+        let name = format!("oncebox-{}", uuid::Uuid::now_v7());
+        let attaching = Sender::attach(&mut opened.session, name, self.server.address.as_str());
+        let sender = tokio::time::timeout(self.config.connect_timeout, attaching).await;
+        let sender = sender.map_err(|_| self.server.error("it did not answer within `connect_timeout`"))?;
+        let sender = sender.map_err(|error| self.server.caused("it does not let us send", error))?;
+        Ok(Link { sender, opened })
+    }
+
+    /// What became of a message; `None` when the connection broke, so that nobody knows.
+    pub(crate) fn answer(result: Result<Outcome, SendError>) -> Option<Answer> {
+        match result {
+            Ok(Outcome::Accepted(_)) => Some(Ok(())),
+            Ok(Outcome::Rejected(rejected)) => {
+                let why = rejected
+                    .error
+                    .map_or_else(|| "with no reason given".to_owned(), |error| error.to_string());
+                Some(Err(SendFailure::Retry(format!("the AMQP server rejected it: {why}"))))
+            }
+            Ok(Outcome::Released(_)) => Some(Err(SendFailure::Retry(
+                "the AMQP server gave it back: it has no room, or no queue takes it".to_owned(),
+            ))),
+            Ok(Outcome::Modified(_)) => {
+                Some(Err(SendFailure::Retry("the AMQP server could not deliver it".to_owned())))
+            }
+            Err(error) => Self::impossible(&error).map(Err),
+        }
+    }
+
+    /// Why a message can never be sent, if it is the message's own doing.
+    pub(crate) fn impossible(error: &SendError) -> Option<SendFailure> {
+        match error {
+            SendError::MessageSizeExceeded(_) | SendError::MessageEncodeError => {
+                Some(SendFailure::Permanent(error.to_string()))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Sink for Amqp1Sink {
+    async fn send(&self, messages: &[Message]) -> Result<Vec<Answer>, Error> {
+        let mut turn = self.link.lock().await;
+        let mut link = match turn.take().filter(Link::is_alive) {
+            Some(link) => link,
+            None => self.connect().await?,
+        };
+        let mut lot = Lot::new(messages);
+        lot.send_together(&mut link).await;
+        *turn = if lot.is_answered() { Some(link) } else { lot.send_singly(self).await? };
+        Ok(lot.into_answers())
+    }
+
+    fn keeps_order(&self) -> bool {
+        true
+    }
+}

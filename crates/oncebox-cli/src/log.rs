@@ -1,0 +1,54 @@
+//! Where log lines go: to stderr, errors only unless `ONCEBOX_LOG` or a configuration says otherwise.
+
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Registry};
+
+const VARIABLE: &str = "ONCEBOX_LOG";
+
+/// For commands that a person waits for.
+pub(crate) fn start() {
+    tracing_subscriber::registry().with(human::<Registry>("error")).init();
+}
+
+/// The same, with a listener of the command's own.
+pub(crate) fn start_with<L>(own: L)
+where
+    L: Layer<tracing_subscriber::layer::Layered<Human, Registry>> + Send + Sync,
+{
+    tracing_subscriber::registry().with(human::<Registry>("error")).with(own).init();
+}
+
+/// For the service.
+#[cfg(feature = "serve")]
+pub(crate) fn start_service(level: &str, json: bool) {
+    if json {
+        let lines = tracing_subscriber::fmt::layer()
+            .json()
+            .flatten_event(true)
+            .with_writer(std::io::stderr)
+            .with_filter(filter(level));
+        tracing_subscriber::registry().with(lines).init();
+    } else {
+        tracing_subscriber::registry().with(human::<Registry>(level)).init();
+    }
+}
+
+type Human = Box<dyn Layer<Registry> + Send + Sync>;
+
+fn human<S>(level: &str) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: tracing::Subscriber + for<'span> LookupSpan<'span>,
+{
+    use std::io::IsTerminal;
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = lines.with_ansi(std::io::stderr().is_terminal());
+    lines.with_filter(filter(level)).boxed()
+}
+
+fn filter(level: &str) -> EnvFilter {
+    // What sqlx tells of each statement is the user's data, and of no use here.
+    EnvFilter::try_from_env(VARIABLE)
+        .unwrap_or_else(|_| EnvFilter::new(format!("{level},sqlx=error,hyper=error")))
+}

@@ -1,0 +1,7 @@
+//! The broker suite of the test kit, on NATS JetStream.
+
+#[path = "../../oncebox-sqlite/tests/support/mod.rs"]
+mod sqlite;
+mod support;
+
+oncebox_testkit::broker_suite!(support::NatsSubject, sqlite::SqliteSubject);

@@ -1,0 +1,86 @@
+//! `[sink.NAME]`: one function per type; the types of brokers come with features of this crate.
+
+mod http;
+
+use std::time::Duration;
+
+use oncebox::Backoff;
+
+use super::section::{Reader, Section};
+use super::source::{is_name, unknown_type};
+
+pub use http::HttpSinkConfig;
+
+/// A sink and the relay that feeds it.
+#[derive(Debug, Clone)]
+pub struct SinkConfig {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub sink: SinkType,
+    /// How long one call may take.
+    pub timeout: Duration,
+    /// Then an outgoing message is dead.
+    pub max_attempts: u32,
+    /// How long between tries.
+    pub backoff: Backoff,
+    /// The most messages in one call.
+    pub batch: usize,
+}
+
+/// The types of sinks in this build.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum SinkType {
+    /// One request per message.
+    Http(HttpSinkConfig),
+}
+
+pub(super) fn read_all(reader: &Reader<'_>) -> Vec<SinkConfig> {
+    let mut names = reader.names("sink");
+    names.retain(|(name, at)| is_name(reader, "sink", name, at));
+    names.into_iter().filter_map(|(name, _)| read(reader, name)).collect()
+}
+
+pub(super) fn check_defaults(reader: &Reader<'_>) {
+    for (name, at) in reader.names("defaults.sink") {
+        if name != "http" {
+            unknown_type(reader, "sink", &name, at);
+            continue;
+        }
+        let section = reader.section("defaults.sink.http", "defaults.sink.http");
+        relay(&section, String::new(), SinkType::Http(http::read_shared(&section)));
+        section.finish();
+    }
+}
+
+fn read(reader: &Reader<'_>, name: String) -> Option<SinkConfig> {
+    let path = format!("sink.{name}");
+    let section = reader.section(&path, "defaults.sink.http");
+    let sink = match section.required_text("type").as_str() {
+        "http" => SinkType::Http(http::read(&section)),
+        "" => return None,
+        other => {
+            unknown_type(reader, "sink", other, section.at());
+            return None;
+        }
+    };
+    let config = relay(&section, name, sink);
+    section.finish();
+    Some(config)
+}
+
+fn relay(section: &Section<'_>, name: String, sink: SinkType) -> SinkConfig {
+    let timeout = section.positive_duration("timeout");
+    if timeout > Duration::from_secs(25) {
+        section.wrong("timeout", "`timeout` of a sink is at most 25s");
+    }
+    SinkConfig {
+        name,
+        sink,
+        timeout,
+        max_attempts: section.whole("max_attempts", 1, 1_000_000),
+        backoff: super::handler::backoff(section),
+        batch: section.whole("batch", 1, 10_000) as usize,
+    }
+}

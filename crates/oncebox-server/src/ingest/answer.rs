@@ -1,0 +1,92 @@
+//! What a sender is told.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use oncebox::Received;
+use serde_json::{Value, json};
+
+use super::word;
+
+/// Why nothing was stored.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// 400: the request cannot be understood.
+    Bad(String),
+    /// 401
+    Unauthorized(&'static str),
+    /// 403: a web page posts to a service that trusts this machine.
+    Forbidden,
+    /// 404
+    NotFound(String),
+    /// 408: the body took too long.
+    Slow,
+    /// 413
+    TooLarge(usize),
+    /// 429: the source's rate limit.
+    TooMany(Duration),
+    /// 503: there is no room, or the store does not answer.
+    Unavailable,
+}
+
+impl Refusal {
+    pub(crate) fn into_response(self, retry_after: Duration) -> Response {
+        let (status, text, wait) = match self {
+            Self::Bad(text) => (StatusCode::BAD_REQUEST, text, None),
+            Self::Unauthorized(text) => (StatusCode::UNAUTHORIZED, text.to_owned(), None),
+            Self::Forbidden => {
+                (StatusCode::FORBIDDEN, "requests of web pages need a token or a signature".to_owned(), None)
+            }
+            Self::NotFound(text) => (StatusCode::NOT_FOUND, text, None),
+            Self::Slow => (StatusCode::REQUEST_TIMEOUT, "the body took too long to come".to_owned(), None),
+            Self::TooLarge(most) => {
+                (StatusCode::PAYLOAD_TOO_LARGE, format!("it is larger than {most} bytes"), None)
+            }
+            Self::TooMany(wait) => {
+                (StatusCode::TOO_MANY_REQUESTS, "the source's rate limit is reached".to_owned(), Some(wait))
+            }
+            Self::Unavailable => {
+                (StatusCode::SERVICE_UNAVAILABLE, "it cannot be stored now".to_owned(), Some(retry_after))
+            }
+        };
+        let mut response = json_response(status, &json!({ "error": text }));
+        if let Some(wait) = wait {
+            // Whole seconds, rounded up: nobody should come back too early.
+            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE) {
+            // The rest of the body is not read, so the connection is of no more use.
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+/// The answer for one message.
+pub(crate) fn stored(id: &str, received: Received) -> Response {
+    let (word, status) = word(received);
+    json_response(status, &line(id, word))
+}
+
+/// The same as one line of a batch's answer.
+pub(crate) fn line(id: &str, word: &str) -> Value {
+    match word {
+        "conflict" => {
+            json!({ "id": id, "status": word, "error": "this id was received before with other bytes" })
+        }
+        _ => json!({ "id": id, "status": word }),
+    }
+}
+
+pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response {
+    let mut response = Response::new(Body::from(format!("{value}\n")));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

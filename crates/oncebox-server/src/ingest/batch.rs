@@ -1,0 +1,128 @@
+//! Many messages in one request: a JSON object per line, an answer per line.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use oncebox::{Headers, Limits, Message};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::answer::{self, Refusal};
+use super::{HttpSource, check_depth, refused, take_rate, word};
+use crate::service::App;
+use crate::stores::ServiceStore;
+
+/// One line of a batch.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line<'a> {
+    id: Option<Text>,
+    kind: Option<String>,
+    key: Option<Text>,
+    #[serde(default)]
+    headers: std::collections::BTreeMap<String, String>,
+    /// As it was written: its bytes are what the handler gets.
+    #[serde(borrow)]
+    payload: Option<&'a RawValue>,
+    /// Instead of `payload`, for what is no JSON.
+    payload_base64: Option<String>,
+}
+
+/// A text, or a whole number as the text it is written with.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Text {
+    Text(String),
+    Whole(i64),
+}
+
+impl Text {
+    fn into_string(self) -> String {
+        match self {
+            Self::Text(text) => text,
+            Self::Whole(number) => number.to_string(),
+        }
+    }
+}
+
+/// Stores what can be stored and answers for every line.
+///
+/// When the store does not answer, the whole request is refused: sent again, what was stored is a duplicate.
+pub(super) async fn take<St: ServiceStore>(
+    app: &App<St>,
+    source: &HttpSource,
+    body: &Bytes,
+) -> Result<Response, Refusal> {
+    let limits = Limits { payload_bytes: app.max_payload };
+    let mut lines: Vec<Result<usize, (Option<String>, String)>> = Vec::new();
+    let mut messages = Vec::new();
+    for text in body.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty()) {
+        let read = check_depth(text, app.http.json_depth)
+            .map_err(|refusal| (None, told(refusal)))
+            .and_then(|()| read(text, &source.config.scope))
+            .and_then(|message| match limits.check(&message) {
+                Ok(()) => Ok(message),
+                Err(error) => Err((Some(message.id), error.to_string())),
+            });
+        lines.push(read.map(|message| {
+            messages.push(message);
+            messages.len() - 1
+        }));
+    }
+    if lines.is_empty() {
+        return Err(Refusal::Bad("the batch has no line".to_owned()));
+    }
+    take_rate(source, messages.len())?;
+    let received = app.inbox.receive(&messages).await.map_err(refused)?;
+    let mut answer = String::new();
+    for line in lines {
+        let value: Value = match line {
+            Ok(place) => answer::line(&messages[place].id, word(received[place]).0),
+            Err((id, error)) => json!({ "id": id, "status": "invalid", "error": error }),
+        };
+        answer.push_str(&value.to_string());
+        answer.push('\n');
+    }
+    let mut response = Response::new(Body::from(answer));
+    *response.status_mut() = StatusCode::MULTI_STATUS;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+    Ok(response)
+}
+
+/// A line's message, or its id as far as it is known and what is wrong.
+fn read(text: &[u8], scope: &str) -> Result<Message, (Option<String>, String)> {
+    let line: Line<'_> =
+        serde_json::from_slice(text).map_err(|error| (None, format!("the line cannot be read: {error}")))?;
+    let id = line.id.map(Text::into_string).filter(|id| !id.is_empty());
+    let wrong = |text: &str| Err((id.clone(), text.to_owned()));
+    let Some(kind) = line.kind.filter(|kind| !kind.is_empty()) else { return wrong("it has no kind") };
+    let payload = match (line.payload, line.payload_base64) {
+        (Some(_), Some(_)) => return wrong("it has both `payload` and `payload_base64`"),
+        (Some(raw), None) => Bytes::copy_from_slice(raw.get().as_bytes()),
+        (None, Some(encoded)) => match STANDARD.decode(encoded) {
+            Ok(bytes) => Bytes::from(bytes),
+            Err(_) => return wrong("`payload_base64` is not base64"),
+        },
+        (None, None) => return wrong("it has no payload"),
+    };
+    let Some(id) = id else { return Err((None, "it has no id".to_owned())) };
+    let mut message = Message::with_id(id, kind, payload).scope(scope);
+    message.key = line.key.map(Text::into_string);
+    let mut headers = Headers::new();
+    for (name, value) in line.headers {
+        headers.push(name, value);
+    }
+    message.headers = headers;
+    Ok(message)
+}
+
+fn told(refusal: Refusal) -> String {
+    match refusal {
+        Refusal::Bad(text) => text,
+        other => format!("{other:?}"),
+    }
+}

@@ -1,0 +1,29 @@
+//! The service behind `oncebox serve`: sources, handlers and sinks from a configuration file, HTTP ingest, health and
+//! metrics.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use oncebox_server::{Config, serve};
+//!
+//! let config = Config::read("oncebox.toml".as_ref())?;
+//! let stop = async { std::future::pending().await };
+//! serve(config, stop, |started| eprintln!("listening on {}", started.address)).await?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod api;
+mod check;
+pub mod config;
+pub mod handlers;
+mod ingest;
+mod listener;
+mod metrics;
+mod routes;
+mod service;
+mod stores;
+pub mod view;
+
+pub use check::{Finding, Report, check};
+pub use config::Config;
+pub use service::{Ended, Started, serve};

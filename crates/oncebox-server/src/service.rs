@@ -1,0 +1,174 @@
+//! Puts a configuration to work: the store, the listener, the runner; and stops them in order.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use axum::http::{HeaderMap, header};
+use oncebox::{Error, ErrorKind, Inbox, Limits, MariaStore, PgStore, SqliteStore, run};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::config::{Config, HealthConfig, HttpConfig, Secret, SourceType, StoreType};
+use crate::handlers;
+use crate::ingest::{HttpSource, InFlight};
+use crate::listener::Listener;
+use crate::metrics::Metrics;
+use crate::routes;
+use crate::stores::ServiceStore;
+
+/// A service that has started.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Started {
+    /// Where it listens; with the port it got when port 0 was asked for.
+    pub address: SocketAddr,
+}
+
+/// How a service ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// Everything that had begun was finished.
+    Drained,
+    /// The time for stopping was over. Nothing is lost: what was not finished is begun again at the next start.
+    Cut,
+}
+
+/// Runs a service until `stop` is ready.
+///
+/// `started` is called once requests are answered. Fails when it cannot start: the store cannot be reached, a table is
+/// missing, the address is taken.
+pub async fn serve(
+    config: Config,
+    stop: impl Future<Output = ()> + Send + 'static,
+    started: impl FnOnce(&Started),
+) -> Result<Ended, Error> {
+    use_ring();
+    match config.store.database {
+        StoreType::Sqlite => serve_on::<SqliteStore>(config, stop, started).await,
+        StoreType::Postgres => serve_on::<PgStore>(config, stop, started).await,
+        StoreType::Mariadb => serve_on::<MariaStore>(config, stop, started).await,
+    }
+}
+
+/// TLS needs a provider of cryptography for the process; whoever installed one before is left alone.
+pub(crate) fn use_ring() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+/// What requests need.
+pub(crate) struct App<St: ServiceStore> {
+    pub(crate) inbox: Inbox<St>,
+    pub(crate) sources: BTreeMap<String, HttpSource>,
+    pub(crate) sinks: Vec<String>,
+    pub(crate) http: HttpConfig,
+    pub(crate) health: HealthConfig,
+    pub(crate) max_payload: usize,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) connections: Arc<AtomicUsize>,
+    pub(crate) metrics: Metrics,
+}
+
+impl<St: ServiceStore> App<St> {
+    /// Whether a request has the token, when there is one.
+    pub(crate) fn is_authorized(&self, headers: &HeaderMap) -> bool {
+        let Some(token) = &self.http.token else { return true };
+        has_token(token, headers)
+    }
+}
+
+fn has_token(token: &Secret, headers: &HeaderMap) -> bool {
+    let mut given = headers.get_all(header::AUTHORIZATION).iter();
+    let (Some(first), None) = (given.next(), given.next()) else { return false };
+    let bytes = first.as_bytes();
+    let Some((scheme, guess)) = bytes.split_at_checked(7) else { return false };
+    scheme.eq_ignore_ascii_case(b"bearer ") && token.matches(guess)
+}
+
+/// Opens the store, makes its tables, and builds the inbox with every configured handler.
+pub(crate) async fn open<St: ServiceStore>(config: &Config) -> Result<Inbox<St>, Error> {
+    let opening = St::open(&config.store);
+    let limit = config.store.connect_timeout;
+    let store = tokio::time::timeout(limit, opening).await.map_err(|_| {
+        Error::new(ErrorKind::Unavailable, format!("the store did not answer within {limit:?}"))
+    })??;
+    let inbox = Inbox::new(store)
+        .keep(config.store.keep)
+        .keep_payload(config.store.keep_payload)
+        .limits(Limits { payload_bytes: config.store.max_payload });
+    handlers::register(inbox, config)
+}
+
+async fn serve_on<St: ServiceStore>(
+    config: Config,
+    stop: impl Future<Output = ()> + Send + 'static,
+    started: impl FnOnce(&Started),
+) -> Result<Ended, Error> {
+    let inbox = open::<St>(&config).await?;
+    if config.store.migrate {
+        inbox.store().bring_up_to_date().await?;
+    }
+    inbox.register().await?;
+    for handler in config.handlers.iter().filter(|handler| handler.paused) {
+        inbox.store().set_paused(&handler.name, true).await?;
+    }
+    let mut runner = run(inbox.clone()).concurrency(config.run.concurrency).poll_every(config.run.poll);
+    for sink in &config.sinks {
+        runner = runner.relay(handlers::relay(sink)?);
+    }
+    let listen = config.http.listen;
+    let cannot = |error| Error::caused(ErrorKind::Unavailable, format!("cannot listen on {listen}"), error);
+    let listener = Listener::bind(&config.http).await.map_err(cannot)?;
+    let address = listener.address().map_err(cannot)?;
+    let shutdown = config.run.shutdown;
+    let app = Arc::new(app(inbox, config, &listener));
+
+    let (stop_http, http_stops) = watch::channel(false);
+    let (stop_runner, mut runner_stops) = watch::channel(false);
+    // Half of the time for those who are sending; the rest for what they sent.
+    let http = tokio::spawn(listener.serve(routes::router(app), http_stops, shutdown / 2));
+    let runner = runner.with_graceful_shutdown(async move {
+        let _ = runner_stops.wait_for(|stopping| *stopping).await;
+    });
+    let mut runner = tokio::spawn(async move { runner.await });
+    started(&Started { address });
+
+    tokio::select! {
+        () = stop => {}
+        // It ends by itself only when it cannot go on.
+        ended = &mut runner => return ended.unwrap_or_else(|error| Err(Error::new(ErrorKind::Store, error.to_string()))).map(|()| Ended::Drained),
+    }
+    let deadline = Instant::now() + shutdown;
+    stop_http.send_replace(true);
+    let _ = http.await;
+    stop_runner.send_replace(true);
+    match tokio::time::timeout_at(deadline, runner).await {
+        Ok(Ok(result)) => result.map(|()| Ended::Drained),
+        Ok(Err(error)) => Err(Error::new(ErrorKind::Store, format!("the runner panicked: {error}"))),
+        Err(_) => {
+            tracing::warn!(
+                "the time for stopping is over; what is unfinished is begun again at the next start"
+            );
+            Ok(Ended::Cut)
+        }
+    }
+}
+
+fn app<St: ServiceStore>(inbox: Inbox<St>, config: Config, listener: &Listener) -> App<St> {
+    let sources = config.sources.into_iter().map(|source| match source.source {
+        SourceType::Http(http) => (source.name, HttpSource::new(http)),
+    });
+    App {
+        inbox,
+        sources: sources.collect(),
+        sinks: config.sinks.into_iter().map(|sink| sink.name).collect(),
+        in_flight: InFlight::new(config.http.max_in_flight),
+        connections: listener.open(),
+        max_payload: config.store.max_payload,
+        http: config.http,
+        health: config.health,
+        metrics: Metrics::default(),
+    }
+}

@@ -11,6 +11,10 @@ mod measure;
 mod nats;
 #[cfg(feature = "rabbitmq")]
 mod rabbitmq;
+#[cfg_attr(
+    not(any(feature = "kafka", feature = "nats", feature = "rabbitmq")),
+    allow(dead_code, reason = "without a broker there is nothing to report")
+)]
 mod report;
 #[cfg(any(feature = "kafka", feature = "nats", feature = "rabbitmq"))]
 mod watched;
@@ -33,7 +37,8 @@ pub(crate) async fn all(url: &str, place: &Place, plan: &Plan) -> Result<BrokerR
         #[allow(unreachable_patterns, reason = "which ones are left depends on the features")]
         _ => {
             let (name, feature) = broker.name();
-            let (_, _) = (place, plan);
+            // Without any broker nobody else looks at them.
+            let _ = (place, plan);
             Err(format!("this `oncebox` was built without {name}; build it with `--features {feature}`"))
         }
     }

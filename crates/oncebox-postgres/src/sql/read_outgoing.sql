@@ -1,6 +1,6 @@
 -- read_outgoing.sql: locks nothing; a statement of its own, so that it sees what the last owner of the lanes did
--- Of each lane twice its share of the limit is looked at first, and more only of those that have more, when all the shares
--- do not fill the limit: the whole limit of every lane would be read to throw most of it away.
+-- Of each lane twice its share of the limit is looked at first, and more only where the share ends too early: to look at
+-- the whole limit of every lane is most of the work, and most of it is thrown away.
 -- Limits are hidden from the planner, which may otherwise rather sort the whole lane.
 with clock as materialized (select (extract(epoch from clock_timestamp()) * 1000000)::bigint + $1 as now),
 blocked as materialized (
@@ -29,20 +29,24 @@ first as materialized (
         limit (select size from share)
     ) as found
 ),
+-- Nothing after this one is taken.
+last as materialized (
+    select coalesce((select seq from first order by seq offset $5::bigint - 1 limit 1), 9223372036854775807) as seq
+),
 longer as materialized (
     select first.lane, max(first.seq) as seq
     from first
-    where (select count(*) from first) < $5::bigint
     group by first.lane
-    having count(*) >= (select size from share)
+    having count(*) >= (select size from share) and max(first.seq) < (select seq from last)
 ),
 more as materialized (
     select found.seq
-    from clock cross join longer
+    from clock cross join longer cross join last
     cross join lateral (
         select o.seq
         from {schema}.outbox o
-        where o.sink = $2 and o.lane = longer.lane and o.seq > longer.seq and not o.dead and o.due_at <= clock.now
+        where o.sink = $2 and o.lane = longer.lane and o.seq > longer.seq and o.seq < last.seq
+          and not o.dead and o.due_at <= clock.now
           and not exists (select 1 from blocked b where b.key = o.key and b.seq < o.seq)
         order by o.seq
         limit (select $5::bigint)

@@ -21,6 +21,8 @@ const PARTITIONS: i32 = 3;
 const AT_ONCE: usize = 1000;
 /// How long one answer of the broker may take.
 const ANSWER: Duration = Duration::from_secs(10);
+/// How long the next thousand messages may take, joining the group included.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Kafka {
     brokers: String,
@@ -110,14 +112,20 @@ impl Broker for Kafka {
 
 fn poll(consumer: &BaseConsumer, count: usize) -> Result<Duration, String> {
     let (mut first_at, mut taken, mut bytes) = (None, 0, 0);
+    let mut heard_at = Instant::now();
     while taken < count {
-        let Some(record) = consumer.poll(ANSWER) else {
-            return Err(format!("{taken} of {count} messages came, then none for {ANSWER:?}"));
+        // Nothing also comes when something else has happened, such as a rebalance.
+        let Some(record) = consumer.poll(Duration::from_millis(100)) else {
+            if heard_at.elapsed() > PATIENCE {
+                return Err(format!("{taken} of {count} messages came, then none for {PATIENCE:?}"));
+            }
+            continue;
         };
         first_at.get_or_insert_with(Instant::now);
         bytes += record.map_err(text)?.payload().map_or(0, <[u8]>::len);
         taken += 1;
         if taken % AT_ONCE == 0 || taken == count {
+            heard_at = Instant::now();
             consumer.commit_consumer_state(CommitMode::Async).map_err(text)?;
         }
     }

@@ -200,6 +200,8 @@ impl<B: Broker, T: Yard> Bench<'_, B, T> {
     async fn source_to_effect(&self, queue: &str) -> Result<f64, String> {
         self.step("source to effect");
         let count = self.fill(queue).await?;
+        // What other measurements have stored is not what is counted here.
+        run(self.handled()).drain().await.map_err(text)?;
         let (source, progress) = Watched::new(self.broker.source(queue)?);
         let inbox = self.handled();
         let (stop, stopped) = oneshot::channel::<()>();

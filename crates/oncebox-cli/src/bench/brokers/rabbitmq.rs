@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::try_join_all;
 use futures_util::{FutureExt, StreamExt};
 use lapin::options::{
-    BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
-    QueueDeclareOptions, QueueDeleteOptions,
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions,
+    ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
@@ -93,7 +93,11 @@ impl Broker for Rabbitmq {
             channel.basic_ack(last, BasicAckOptions { multiple: true }).await.map_err(text)?;
             taken += lot;
         }
-        Ok(first_at.map(|at| at.elapsed()).unwrap_or_default())
+        let took = first_at.map(|at| at.elapsed()).unwrap_or_default();
+        let tag = deliveries.tag();
+        channel.basic_cancel(tag, BasicCancelOptions::default()).await.map_err(text)?;
+        channel.close(200, "done".into()).await.map_err(text)?;
+        Ok(took)
     }
 
     fn source(&self, queue: &str) -> Result<RabbitmqSource, String> {

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -26,14 +25,7 @@ async fn killed_again_and_again_with_rabbitmq_between_them() {
 
 /// A server for the test; `None` when it is not installed.
 fn started<T>(server: std::io::Result<T>) -> Option<T> {
-    match server {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            // Not `eprintln`, which the test harness swallows for tests that pass.
-            let _ = std::io::stderr().write_all(format!("not run: {error}\n").as_bytes());
-            None
-        }
-        server => Some(server.unwrap()),
-    }
+    xtask::server::if_installed(server, xtask::steps::BROKERS_VARIABLE)
 }
 
 async fn each_order_is_charged_once(broker: &str, address: &str) {

@@ -302,3 +302,20 @@ pub(crate) fn with_log(what: &str, folder: &Path) -> io::Error {
     let last = &lines[lines.len().saturating_sub(10)..];
     io::Error::other(format!("{what}; it logged last:\n{}", last.join("\n")))
 }
+/// A server for tests; `None`, with a line on stderr, when it is not installed and nobody asked for it.
+///
+/// `cargo xtask test` asks for every broker by setting `variable`: then a missing one fails the test.
+///
+/// # Panics
+/// When it cannot be started, or is missing and asked for.
+pub fn if_installed<T>(started: io::Result<T>, variable: &str) -> Option<T> {
+    match started {
+        Ok(server) => Some(server),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && std::env::var_os(variable).is_none() => {
+            // Not `eprintln`, which the test harness swallows for tests that pass.
+            let _ = io::Write::write_all(&mut io::stderr(), format!("not run: {error}\n").as_bytes());
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}

@@ -46,7 +46,13 @@ impl PrivateTansu {
     /// carries what it logged.
     pub fn start() -> io::Result<Self> {
         let program = program()?;
-        Ok(Self { server: Server::start(|folder| Tansu::prepare(&program, folder))? })
+        Ok(Self { server: Server::start(|folder| Tansu::prepare(&program, folder, None))? })
+    }
+
+    /// Like [`PrivateTansu::start`], but it tells its clients to come to this port of 127.0.0.1, where a proxy is to be.
+    pub fn start_behind(port: u16) -> io::Result<Self> {
+        let program = program()?;
+        Ok(Self { server: Server::start(|folder| Tansu::prepare(&program, folder, Some(port)))? })
     }
 
     /// The address of the server, in the form that Kafka's clients want: without a scheme.
@@ -160,12 +166,14 @@ struct Tansu {
     /// Told to every client, so we know that it is ours who answers.
     name: String,
     port: u16,
+    /// The port that it tells its clients, when that is another one.
+    advertised: Option<u16>,
 }
 
 impl Tansu {
-    fn prepare(program: &Path, folder: &Path) -> io::Result<Self> {
+    fn prepare(program: &Path, folder: &Path, advertised: Option<u16>) -> io::Result<Self> {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Self { program: program.to_owned(), name, port: free_port()? })
+        Ok(Self { program: program.to_owned(), name, port: free_port()?, advertised })
     }
 
     fn listener(&self) -> String {
@@ -179,13 +187,10 @@ impl Kind for Tansu {
     fn command(&self, folder: &Path) -> Command {
         let mut command = server::command(&self.program, folder);
         command.args(["broker", "--cluster-id", &self.name, "--listener-url", &self.listener()]);
+        let advertised = format!("tcp://127.0.0.1:{}", self.advertised.unwrap_or(self.port));
+        command.args(["--advertised-listener-url", &advertised]);
         // The file is in the folder it runs in.
-        command.args([
-            "--advertised-listener-url",
-            &self.listener(),
-            "--storage-engine",
-            "sqlite://tansu.db",
-        ]);
+        command.args(["--storage-engine", "sqlite://tansu.db"]);
         command
     }
 

@@ -149,3 +149,70 @@ fn application_properties(headers: &Headers) -> Option<ApplicationProperties> {
     }
     (!headers.is_empty()).then_some(map)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fe2o3_amqp_types::messaging::{AmqpValue, MessageAnnotations};
+
+    fn received(body: Body<Value>) -> AmqpMessage<Body<Value>> {
+        AmqpMessage {
+            header: None,
+            delivery_annotations: None,
+            message_annotations: None,
+            properties: None,
+            application_properties: None,
+            body,
+            footer: None,
+        }
+    }
+
+    #[test]
+    fn data_sections_are_joined_in_order() {
+        let section = |bytes: &[u8]| Data(Binary::from(bytes.to_vec()));
+        let sections = vec![section(b"one "), section(b"two "), section(b"three")];
+        let (delivered, fault) = read(received(Body::Data(sections.into())), "orders");
+        assert_eq!((&delivered.payload[..], fault), (&b"one two three"[..], None));
+        assert_eq!(delivered.route, "orders", "the address, where nothing else is said");
+        assert!(read(received(Body::Empty), "orders").0.payload.is_empty());
+    }
+
+    #[test]
+    fn what_the_sink_writes_the_source_reads() {
+        let message = Message::with_id("1", "order.placed", &b"\xff\x00"[..])
+            .key("k")
+            .header("Content-Type", "text/plain")
+            .header("binary", &b"\xff"[..])
+            .header("correlation-id", "c");
+        let written = write(&message);
+        assert!(written.header.as_ref().unwrap().durable);
+        let body = Body::Data(vec![written.body].into());
+        let (properties, own) = (written.properties, written.application_properties);
+        let read = read(AmqpMessage { properties, application_properties: own, ..received(body) }, "orders");
+        let mapped = crate::Amqp1SourceConfig::default().mapping.read(read.0);
+        assert_eq!((mapped.message, mapped.fault), (message, None));
+    }
+
+    #[test]
+    fn a_name_that_comes_twice_is_numbered() {
+        let written = write(&Message::new("k", "").header("a", "1").header("a", "2").header("a", "3"));
+        let names: Vec<String> =
+            written.application_properties.unwrap().0.into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["a", "a;2", "a;3"]);
+    }
+
+    #[test]
+    fn optional_annotations_are_headers_and_the_sequence_number_is_the_position() {
+        let mut annotations = MessageAnnotations::default();
+        annotations.0.insert(OwnedKey::from("x-opt-sequence-number"), Value::Long(42));
+        annotations.0.insert(OwnedKey::from("x-other"), Value::Long(1));
+        let message = AmqpMessage {
+            message_annotations: Some(annotations),
+            ..received(Body::Value(AmqpValue(Value::String("x".to_owned()))))
+        };
+        let (delivered, _) = read(message, "orders");
+        assert_eq!(delivered.position.as_deref(), Some("42"));
+        assert_eq!(delivered.headers.text("x-opt-sequence-number"), Some("42"));
+        assert_eq!(delivered.headers.len(), 1);
+    }
+}

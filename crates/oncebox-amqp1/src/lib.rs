@@ -21,6 +21,7 @@ mod delivery;
 mod lot;
 mod receiving;
 mod server;
+mod silence;
 mod sink;
 mod source;
 mod values;

@@ -1,6 +1,7 @@
 //! One connection of a source: it attaches, hands over what comes and settles.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fe2o3_amqp::Receiver;
@@ -40,6 +41,8 @@ pub(crate) struct Receiving {
     pub(crate) server: Server,
     pub(crate) arrivals: mpsc::Sender<Arrived>,
     pub(crate) settled: mpsc::Receiver<Settled>,
+    /// Set once the server lets us receive.
+    pub(crate) attached: Arc<AtomicBool>,
 }
 
 impl Receiving {
@@ -55,6 +58,7 @@ impl Receiving {
         };
         let error = match self.attach(&mut opened).await {
             Ok(mut link) => {
+                self.attached.store(true, Ordering::Relaxed);
                 let error = tokio::select! {
                     error = self.work(&mut link) => error,
                     () = arrivals.closed() => self.server.error("the source is gone"),

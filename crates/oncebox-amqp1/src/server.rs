@@ -1,7 +1,7 @@
 //! How the AMQP server is reached.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use url::Url;
 use uuid::Uuid;
 
 use crate::config::TlsConfig;
+use crate::silence::Watched;
 
 /// Larger frames than most servers use by default; the server may ask for smaller ones.
 const FRAME_BYTES: u32 = 128 * 1024;
@@ -159,6 +160,9 @@ impl Server {
         let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
         let stream = stream.map_err(|error| self.caused("cannot connect", error))?;
         stream.set_nodelay(true).map_err(|error| self.caused("cannot connect", error))?;
+        // A little later than the client itself would notice, whose error says more.
+        let silence = Duration::from_millis(u64::from(self.idle_timeout) + 200);
+        let stream = Watched::new(stream, silence);
         let fresh = || format!("oncebox-{}", Uuid::now_v7());
         let builder = Connection::builder()
             .container_id(self.container_id.clone().unwrap_or_else(fresh))
@@ -247,7 +251,7 @@ fn read_certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String
     certificates.collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 
-fn unreadable(setting: &str, file: &PathBuf) -> String {
+fn unreadable(setting: &str, file: &Path) -> String {
     format!("`{setting}`: cannot read {}", file.display())
 }
 

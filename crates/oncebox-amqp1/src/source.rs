@@ -1,6 +1,7 @@
 //! Messages from a queue or a subscription.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fe2o3_amqp::link::delivery::DeliveryInfo;
@@ -45,6 +46,7 @@ struct Link {
     number: u64,
     arrived: mpsc::Receiver<Arrived>,
     settled: mpsc::Sender<Settled>,
+    attached: Arc<AtomicBool>,
     task: JoinHandle<Error>,
 }
 
@@ -65,10 +67,16 @@ impl Amqp1Source {
             let room = usize::try_from(config.prefetch).unwrap_or(usize::MAX).min(100_000);
             let (arrivals, arrived) = mpsc::channel(room);
             let (settled, to_settle) = mpsc::channel(1);
-            let receiving =
-                Receiving { config: config.clone(), server: server.clone(), arrivals, settled: to_settle };
+            let attached = Arc::new(AtomicBool::new(false));
+            let receiving = Receiving {
+                config: config.clone(),
+                server: server.clone(),
+                arrivals,
+                settled: to_settle,
+                attached: attached.clone(),
+            };
             let task = tokio::spawn(receiving.serve());
-            Link { number: *connections, arrived, settled, task }
+            Link { number: *connections, arrived, settled, attached, task }
         })
     }
 
@@ -141,5 +149,13 @@ impl Source for Amqp1Source {
             Ok(None) => Err(self.server.error("the connection ended before messages were settled")),
             Err(_) => Err(self.server.error("messages could not be settled in time")),
         }
+    }
+
+    fn connected(&self) -> Option<bool> {
+        Some(
+            self.link
+                .as_ref()
+                .is_some_and(|link| link.attached.load(Ordering::Relaxed) && !link.task.is_finished()),
+        )
     }
 }

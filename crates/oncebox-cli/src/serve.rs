@@ -86,6 +86,7 @@ struct Summary {
     origin: String,
     store: &'static str,
     sources: Vec<String>,
+    brokers: Vec<String>,
     handlers: Vec<String>,
     sinks: Vec<String>,
     with_token: bool,
@@ -99,6 +100,12 @@ impl Summary {
             origin,
             store: config.store.database.as_str(),
             sources: config.sources.iter().filter(http).map(|source| source.name.clone()).collect(),
+            brokers: config
+                .sources
+                .iter()
+                .filter(|source| !http(source))
+                .map(|source| source.name.clone())
+                .collect(),
             handlers: config.handlers.iter().map(|handler| handler.name.clone()).collect(),
             sinks: config.sinks.iter().map(|sink| sink.name.clone()).collect(),
             with_token: config.http.token.is_some(),
@@ -111,6 +118,9 @@ impl Summary {
         eprintln!("oncebox {} on {}, from {}", env!("CARGO_PKG_VERSION"), self.store, self.origin);
         for source in &self.sources {
             eprintln!("  source    http://{address}/in/{source}");
+        }
+        for source in &self.brokers {
+            eprintln!("  source    {source}");
         }
         eprintln!("  handlers  {}", list(&self.handlers, "none yet: messages are stored"));
         eprintln!("  sinks     {}", list(&self.sinks, "none"));

@@ -153,7 +153,7 @@ async fn http_answers_decide_between_done_retry_and_dead() {
         let first = got.header("webhook-id").unwrap();
         let (code, retry) = first.split_once('-').unwrap();
         match retry {
-            "again" => status(&format!("{code} Later"), "retry-after: 0", "not now"),
+            "again" => status(&format!("{code} Later"), "location: /elsewhere\r\nretry-after: 0", "not now"),
             _ => status(&format!("{code} Never"), "", "no such thing"),
         }
     })
@@ -175,11 +175,8 @@ async fn http_answers_decide_between_done_retry_and_dead() {
     // Retry-After of zero seconds wins over a backoff of an hour: two attempts each, and then dead.
     until("all have been answered", || async { errors(&pool).await.len() == 2 * again.len() + never.len() })
         .await;
-    assert_eq!(
-        receiver.got().len(),
-        2 * again.len() + never.len(),
-        "and redirects are not followed (rule 8)"
-    );
+    assert_eq!(receiver.got().len(), 2 * again.len() + never.len(), "and no more");
+    assert!(receiver.got().iter().all(|got| got.path == "/events"), "rule 8: redirects are not followed");
     let errors = errors(&pool).await;
     assert!(
         errors.iter().any(|error| error == "answered 404 Not Found: no su"),
@@ -420,6 +417,9 @@ async fn a_sink_gets_what_a_handler_forwards_through_the_outbox() {
     assert!(service.get("/metrics").await.body.contains("oncebox_outbox_dead{sink=\"events\"} 1\n"));
 }
 
+/// id, kind, key, a part of the payload, the payload, a header, the attempt.
+type EffectRow = (String, String, Option<String>, String, Vec<u8>, String, i64);
+
 /// A schema of its own on a server, removed at the end, with a service on it.
 struct OnServer {
     place: Place,
@@ -432,7 +432,13 @@ impl OnServer {
         let handler = handler.replace("{schema}", &schema);
         let place =
             Place::new(&format!("[store]\nurl = \"{url}\"\nschema = \"{schema}\"\n{store}\n{handler}"));
-        let output = place.run(&["migrate", "--store", url, "--schema", &schema]);
+        // Past the pooler: `oncebox migrate` does not know that there is one.
+        let direct = if store.contains("behind_pooler") {
+            std::env::var("ONCEBOX_TEST_POSTGRES").unwrap()
+        } else {
+            url.to_owned()
+        };
+        let output = place.run(&["migrate", "--store", &direct, "--schema", &schema]);
         assert!(output.status.success(), "{}", support::text(&output.stderr));
         Self { place, schema }
     }
@@ -465,8 +471,7 @@ async fn on_postgres(url: &str, store: &str) {
     server.send().await;
     let sql =
         format!("select id, kind, key, body->>'total', bytes, headers->>'x-a', attempt from {schema}.effect");
-    let rows: Vec<(String, String, Option<String>, String, Vec<u8>, String, i64)> =
-        sqlx::query_as(sqlx::AssertSqlSafe(sql)).fetch_all(&pool).await.unwrap();
+    let rows: Vec<EffectRow> = sqlx::query_as(sqlx::AssertSqlSafe(sql)).fetch_all(&pool).await.unwrap();
     let expected =
         ("1".to_owned(), "k".to_owned(), None, "7".to_owned(), b"{\"total\": 7}".to_vec(), "b".to_owned(), 1);
     assert_eq!(rows, [expected]);
@@ -504,8 +509,7 @@ async fn sql_gets_every_parameter_on_mariadb() {
     sqlx::query(sqlx::AssertSqlSafe(create)).execute(&pool).await.unwrap();
     server.send().await;
     let sql = format!("select * from {schema}.effect");
-    let rows: Vec<(String, String, Option<String>, String, Vec<u8>, String, i64)> =
-        sqlx::query_as(sqlx::AssertSqlSafe(sql)).fetch_all(&pool).await.unwrap();
+    let rows: Vec<EffectRow> = sqlx::query_as(sqlx::AssertSqlSafe(sql)).fetch_all(&pool).await.unwrap();
     let expected =
         ("1".to_owned(), "k".to_owned(), None, "7".to_owned(), b"{\"total\": 7}".to_vec(), "b".to_owned(), 1);
     assert_eq!(rows, [expected]);

@@ -22,7 +22,8 @@ pub trait Sink: Send + Sync + 'static {
 
     /// Whether, within one call, nothing of a key is delivered after a message of that key was not.
     ///
-    /// When false (the default) the relay hands over one message of each key at a time.
+    /// When false (the default) the relay hands over one message of each key at a time. When true, the messages of a key
+    /// that come after one to be tried again are answered with [`SendFailure::Retry`], which counts as no try of theirs.
     fn keeps_order(&self) -> bool {
         false
     }

@@ -37,6 +37,13 @@ pub trait Source: Send + 'static {
     fn lag(&mut self) -> impl Future<Output = Result<Option<u64>, Error>> + Send {
         async { Ok(None) }
     }
+
+    /// Whether it is connected now, where it can tell without asking; asked with [`Source::lag`], for [`SourceStatus`].
+    ///
+    /// For sources that cannot tell a lag: otherwise one on which nothing comes looks as if it were away.
+    fn connected(&self) -> Option<bool> {
+        None
+    }
 }
 
 /// A message with what is needed to settle it.

@@ -460,4 +460,26 @@ mod tests {
             KafkaSourceConfig::new("localhost:9092", "orders").property("security.protocol", "canary");
         assert!(!wrong.client().unwrap_err().to_string().contains("canary"));
     }
+
+    /// What the guide says about this build, unless somebody else's features add to it.
+    #[test]
+    fn the_build_can_do_what_the_guide_says() {
+        let config = KafkaSourceConfig::new("localhost:9092", "orders").client().unwrap();
+        let features = config.create_native_config().unwrap().get("builtin.features").unwrap();
+        let features: Vec<&str> = features.split(',').map(str::trim).collect();
+        for feature in ["gzip", "snappy", "lz4", "sasl_plain"] {
+            assert!(features.contains(&feature), "{feature} is not in {features:?}");
+        }
+        let tls = KafkaSourceConfig::new("localhost:9092", "orders").property("security.protocol", "ssl");
+        if !features.contains(&"ssl") {
+            let error = tls.client().unwrap_err().to_string();
+            assert!(error.contains("a build with OpenSSL"), "{error}");
+        }
+        let plain = KafkaSourceConfig::new("localhost:9092", "orders")
+            .property("security.protocol", "sasl_plaintext")
+            .property("sasl.mechanism", "PLAIN")
+            .property("sasl.username", "shop")
+            .property("sasl.password", "secret");
+        plain.client().unwrap();
+    }
 }

@@ -1,12 +1,14 @@
-//! A member of the consumer group: a thread that polls, whatever the rest of the program does.
+//! A member of the consumer group: a thread that polls, whatever the rest of the program does, and one that commits.
 //!
 //! Kafka throws a member out that has not polled for `max.poll.interval.ms`. So the thread goes on polling while the
 //! store is away: when there is no more room for messages it pauses the partitions and polls all the same.
 
 use std::collections::VecDeque;
+use std::io;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use oncebox_core::mapping::{Mapped, Mapping};
@@ -30,13 +32,18 @@ const AT_ONCE: usize = 1000;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a returned message stays away, so that one that is returned every time does not come in a hot loop.
 const RETURN_AFTER: Duration = Duration::from_secs(1);
+/// How long to wait after a commit that failed. Not shorter: while a group rebalances, a commit with the number of its
+/// last generation makes librdkafka give up all partitions and join anew.
+const COMMIT_AGAIN: Duration = Duration::from_secs(1);
+/// How long a member that leaves waits until its last offsets are confirmed.
+const FINISH: Duration = Duration::from_secs(10);
 /// How long a call to the brokers may take that the thread waits for.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// The handle of the thread.
+/// The handle of the threads.
 pub(crate) struct Member {
     shared: Arc<Shared>,
-    /// Only the thread owns it, because closing it blocks.
+    /// Only the threads own it, because closing it blocks.
     consumer: Weak<BaseConsumer<Group>>,
     start: Start,
 }
@@ -61,6 +68,7 @@ impl Member {
             state: Mutex::default(),
             arrived: Notify::new(),
             room: Condvar::new(),
+            done: Condvar::new(),
         });
         let group = Group { shared: shared.clone() };
         let consumer = BaseConsumer::from_config_and_context(&config.client()?, group).map_err(refused)?;
@@ -72,12 +80,15 @@ impl Member {
         let consumer = Arc::new(consumer);
         let member =
             Self { shared: shared.clone(), consumer: Arc::downgrade(&consumer), start: config.start };
-        let polling = Polling { shared, consumer, mapping: config.mapping.clone(), paused: None };
-        thread::Builder::new().name(format!("kafka {name}")).spawn(move || polling.run()).map_err(
-            |error| {
-                Error::caused(ErrorKind::Unavailable, format!("source `{name}` cannot start a thread"), error)
-            },
-        )?;
+        let no_thread = |error: io::Error| {
+            Error::caused(ErrorKind::Unavailable, format!("source `{name}` cannot start a thread"), error)
+        };
+        let committing = Committing { shared: shared.clone(), consumer: consumer.clone() };
+        let commits = thread::Builder::new().name(format!("kafka {name} commits"));
+        let commits = commits.spawn(move || committing.run()).map_err(no_thread)?;
+        let polling = Polling { shared, consumer, mapping: config.mapping.clone(), paused: None, commits };
+        let polls = thread::Builder::new().name(format!("kafka {name} polls"));
+        polls.spawn(move || polling.run()).map_err(no_thread)?;
         Ok(member)
     }
 
@@ -149,10 +160,7 @@ impl Member {
                 );
             }
         }
-        drop(state);
-        if let Some(consumer) = self.consumer.upgrade() {
-            self.shared.commit(&consumer);
-        }
+        self.shared.done.notify_one();
     }
 
     /// How many messages lie behind the group's position in the partitions of this member; asks the brokers.
@@ -238,6 +246,8 @@ struct Shared {
     arrived: Notify,
     /// There is room again, or it is time to stop.
     room: Condvar,
+    /// Something is done and may be committed, or it is time to stop.
+    done: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -247,13 +257,11 @@ struct State {
     ready_bytes: usize,
     /// What the next call of `next` is to say.
     report: Option<Error>,
-    /// A commit is on its way; the next one waits for its answer.
-    committing: bool,
-    /// After a failed commit, when to try again.
-    commit_at: Option<Instant>,
     /// How often partitions were assigned.
     assignments: u64,
     stopping: bool,
+    /// Everything is committed that will be.
+    finished: bool,
     ended: bool,
 }
 
@@ -291,37 +299,21 @@ impl Shared {
         self.arrived.notify_one();
     }
 
-    /// Sends what is done to the broker, unless a commit is on its way already: that one's answer calls again.
-    fn commit(&self, consumer: &BaseConsumer<Group>) {
-        let list = {
-            let mut state = self.lock();
-            if state.committing || state.commit_at.is_some_and(|at| at > Instant::now()) {
-                return;
-            }
-            let Some(list) = state.partitions.take_commit() else { return };
-            state.committing = true;
-            list
-        };
-        if let Err(error) = consumer.commit(&list, CommitMode::Async) {
-            self.committed(Err(error), &list);
-        }
-    }
-
     /// The broker's answer to a commit.
-    fn committed(&self, result: KafkaResult<()>, list: &TopicPartitionList) {
+    fn committed(&self, result: KafkaResult<()>, list: &TopicPartitionList) -> KafkaResult<()> {
         let mut state = self.lock();
-        state.committing = false;
-        state.commit_at = None;
-        if let Err(error) = result {
-            state.partitions.commit_failed(list);
-            state.commit_at = Some(Instant::now() + POLL);
-            // A rebalance that is under way does this; what stays ours is committed later.
-            tracing::debug!(source = self.name, %error, "offsets could not be committed; they are sent again");
+        match &result {
+            Ok(()) => state.partitions.committed(list),
+            Err(_) => state.partitions.commit_failed(list),
         }
+        let refused = list.elements().iter().find_map(|element| element.error().err());
+        result.and(refused.map_or(Ok(()), Err))
     }
 }
 
 /// What librdkafka calls, on the thread that polls.
+///
+/// Not the answers to commits: it has them only for those who wait.
 struct Group {
     shared: Arc<Shared>,
 }
@@ -397,27 +389,66 @@ impl ConsumerContext for Group {
             }
         }
     }
+}
 
-    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
-        let each = offsets.elements();
-        let refused = each.iter().find_map(|element| element.error().err());
-        self.shared.committed(result.and(refused.map_or(Ok(()), Err)), offsets);
+/// The thread that commits, one commit after the other: each waits for the broker's answer, and what is done meanwhile
+/// goes with the next.
+struct Committing {
+    shared: Arc<Shared>,
+    consumer: Arc<BaseConsumer<Group>>,
+}
+
+impl Committing {
+    fn run(self) {
+        while let Some(list) = self.wait() {
+            let result = self.consumer.commit(&list, CommitMode::Sync);
+            if let Err(error) = self.shared.committed(result, &list) {
+                let source = self.shared.name.as_str();
+                // A rebalance that is under way does this; what stays ours is committed later.
+                tracing::debug!(source, %error, "offsets could not be committed; they are sent again");
+                let state = self.shared.lock();
+                let _ = self.shared.done.wait_timeout_while(state, COMMIT_AGAIN, |state| !state.finished);
+            }
+        }
+    }
+
+    /// Waits until there is something to commit; `None` when it is time to stop.
+    fn wait(&self) -> Option<TopicPartitionList> {
+        let mut state = self.shared.lock();
+        loop {
+            if state.finished {
+                return None;
+            }
+            if let Some(list) = state.partitions.take_commit() {
+                return Some(list);
+            }
+            state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }
 
-/// The thread.
+/// The thread that polls.
 struct Polling {
     shared: Arc<Shared>,
     consumer: Arc<BaseConsumer<Group>>,
     mapping: Mapping,
     /// While partitions are paused for want of room: how many assignments there were when that was done.
     paused: Option<u64>,
+    commits: JoinHandle<()>,
 }
 
 impl Polling {
     fn run(mut self) {
+        // A panic must not leave a member behind that polls no more and hands over nothing.
+        if catch_unwind(AssertUnwindSafe(|| self.poll_until_stopped())).is_err() {
+            let text = format!("source `{}` has panicked while it polled; it joins again", self.shared.name);
+            self.shared.report(Error::new(ErrorKind::Unavailable, text));
+        }
+        self.leave();
+    }
+
+    fn poll_until_stopped(&mut self) {
         while !self.shared.lock().stopping {
-            self.shared.commit(&self.consumer);
             let next_rewind = self.rewind();
             self.keep_room();
             let wait = next_rewind.map_or(POLL, |at| POLL.min(at.saturating_duration_since(Instant::now())));
@@ -425,7 +456,20 @@ impl Polling {
                 break;
             }
         }
-        self.leave();
+        self.finish();
+    }
+
+    /// Stays in the group until the broker has confirmed what is done, but not for long: while others join or leave it
+    /// may refuse offsets, and who has left cannot send them again.
+    fn finish(&mut self) {
+        let deadline = Instant::now() + FINISH;
+        let all = self.shared.lock().partitions.list();
+        self.note(self.consumer.pause(&all));
+        while Instant::now() < deadline && self.shared.lock().partitions.has_unconfirmed() {
+            if self.poll(POLL).is_break() {
+                break;
+            }
+        }
     }
 
     /// Takes in what has been fetched, without waiting for more than the first record.
@@ -544,7 +588,12 @@ impl Polling {
 
     /// Leaves the group. What is done is committed when the partitions are taken away.
     fn leave(self) {
-        let Self { shared, consumer, .. } = self;
+        let Self { shared, consumer, commits, .. } = self;
+        shared.lock().finished = true;
+        shared.done.notify_one();
+        if commits.join().is_err() {
+            tracing::error!(source = shared.name, "the thread that commits offsets has panicked");
+        }
         // A call of `settle` or `lag` may hold it for a moment; closing it blocks, and must happen here.
         while Arc::strong_count(&consumer) > 1 {
             thread::sleep(Duration::from_millis(1));

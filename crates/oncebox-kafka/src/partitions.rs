@@ -48,6 +48,8 @@ struct Partition {
     /// Everything below this offset is done; unknown before the first record.
     done_below: Option<i64>,
     /// What was last sent to the broker as the group's offset, unless that failed.
+    sent: Option<i64>,
+    /// What the broker has confirmed as the group's offset.
     committed: Option<i64>,
     rewind: Option<Going>,
 }
@@ -119,7 +121,7 @@ impl Partitions {
             return None;
         }
         let ticket = LAST_TICKET.fetch_add(1, Ordering::Relaxed) + 1;
-        let state = self.topics.get_mut(&topic)?.get_mut(&partition)?;
+        let state = self.get_mut(&topic, partition)?;
         let expected = state.open.back().map(|last| last.offset + 1).or(state.done_below);
         if expected.is_some_and(|expected| offset < expected) {
             // The log was cut or the offset reset: what we knew of the old records says nothing of these.
@@ -128,6 +130,7 @@ impl Partitions {
         if state.done_below.is_none() {
             // Where a partition begins is what the group knows of it already.
             state.done_below = Some(offset);
+            state.sent = Some(offset);
             state.committed = Some(offset);
         }
         state.open.push_back(Open { offset, ticket, done: false });
@@ -179,37 +182,61 @@ impl Partitions {
         self.change_rewind(rewind, |going| Some(Going { due_at, ..going }));
     }
 
-    /// What is done and was not committed yet; it counts as committed from now on.
+    /// What is done and was not sent to the broker yet; it counts as sent from now on.
     pub(crate) fn take_commit(&mut self) -> Option<TopicPartitionList> {
         let mut list = TopicPartitionList::new();
         for (topic, partitions) in &mut self.topics {
             for (number, partition) in partitions {
-                add_commit(&mut list, topic, *number, partition);
+                if partition.done_below != partition.sent {
+                    add_done(&mut list, topic, *number, partition);
+                }
             }
         }
         (list.count() > 0).then_some(list)
     }
 
-    /// The same for partitions that are about to be revoked.
+    /// What is done in partitions that are about to be revoked and was not confirmed yet: what is on its way may fail.
     pub(crate) fn take_commit_of(&mut self, revoked: &TopicPartitionList) -> Option<TopicPartitionList> {
         let mut list = TopicPartitionList::new();
         for element in revoked.elements() {
-            let topic = self.topics.get_mut(element.topic());
-            if let Some(partition) = topic.and_then(|topic| topic.get_mut(&element.partition())) {
-                add_commit(&mut list, element.topic(), element.partition(), partition);
+            let (topic, number) = (element.topic(), element.partition());
+            if let Some(partition) = self.get_mut(topic, number)
+                && partition.done_below != partition.committed
+            {
+                add_done(&mut list, topic, number, partition);
             }
         }
         (list.count() > 0).then_some(list)
     }
 
-    /// The broker did not take these offsets: they are to be committed again.
-    pub(crate) fn commit_failed(&mut self, list: &TopicPartitionList) {
+    /// The broker has taken these offsets, except those with an error, which are to be sent again.
+    pub(crate) fn committed(&mut self, list: &TopicPartitionList) {
         for element in list.elements() {
-            let topic = self.topics.get_mut(element.topic());
-            if let Some(partition) = topic.and_then(|topic| topic.get_mut(&element.partition())) {
-                partition.committed = None;
+            if let Some(partition) = self.get_mut(element.topic(), element.partition()) {
+                match (element.error(), element.offset()) {
+                    (Ok(()), Offset::Offset(offset)) => partition.committed = Some(offset),
+                    _ => partition.sent = partition.committed,
+                }
             }
         }
+    }
+
+    /// The broker did not take these offsets: they are to be sent again.
+    pub(crate) fn commit_failed(&mut self, list: &TopicPartitionList) {
+        for element in list.elements() {
+            if let Some(partition) = self.get_mut(element.topic(), element.partition()) {
+                partition.sent = partition.committed;
+            }
+        }
+    }
+
+    /// True while something is done that the broker has not confirmed.
+    pub(crate) fn has_unconfirmed(&self) -> bool {
+        self.iter().any(|(_, _, partition)| partition.done_below != partition.committed)
+    }
+
+    fn get_mut(&mut self, topic: &str, partition: i32) -> Option<&mut Partition> {
+        self.topics.get_mut(topic)?.get_mut(&partition)
     }
 
     fn iter(&self) -> impl Iterator<Item = (&Arc<str>, i32, &Partition)> {
@@ -219,27 +246,24 @@ impl Partitions {
     }
 
     fn find(&mut self, receipt: &Receipt) -> Option<(&mut Partition, usize)> {
-        let state = self.topics.get_mut(&receipt.topic)?.get_mut(&receipt.partition)?;
+        let state = self.get_mut(&receipt.topic, receipt.partition)?;
         let place = state.open.binary_search_by_key(&receipt.offset, |open| open.offset).ok()?;
         (state.open[place].ticket == receipt.ticket).then_some((state, place))
     }
 
     /// Changes the rewind it stands for; one that was asked for meanwhile, to another offset, stays.
     fn change_rewind(&mut self, rewind: &Rewind, change: impl FnOnce(Going) -> Option<Going>) {
-        let topic = self.topics.get_mut(&rewind.topic);
-        let Some(state) = topic.and_then(|topic| topic.get_mut(&rewind.partition)) else { return };
+        let Some(state) = self.get_mut(&rewind.topic, rewind.partition) else { return };
         if let Some(going) = state.rewind.filter(|going| going.to == rewind.to) {
             state.rewind = change(going);
         }
     }
 }
 
-fn add_commit(list: &mut TopicPartitionList, topic: &str, number: i32, partition: &mut Partition) {
+fn add_done(list: &mut TopicPartitionList, topic: &str, number: i32, partition: &mut Partition) {
     let Some(offset) = partition.done_below else { return };
-    if partition.committed != Some(offset)
-        && list.add_partition_offset(topic, number, Offset::Offset(offset)).is_ok()
-    {
-        partition.committed = Some(offset);
+    if list.add_partition_offset(topic, number, Offset::Offset(offset)).is_ok() {
+        partition.sent = Some(offset);
     }
 }
 
@@ -334,8 +358,12 @@ mod tests {
         let mut all = assigned(&[0, 1]);
         let old = take(&mut all, &[5, 6]);
         assert!(all.done(&old[0]));
+        assert_eq!(commit(&mut all), [(0, 6)]);
+        // It is on its way, and may fail.
         let revoked = all.take_commit_of(&list(&[0])).unwrap();
         assert_eq!(revoked.elements()[0].offset(), Offset::Offset(6));
+        all.committed(&revoked);
+        assert!(all.take_commit_of(&list(&[0])).is_none());
         all.revoke(&list(&[0]));
         assert!(!all.done(&old[1]) && !all.has("orders", 0) && all.has("orders", 1));
         assert_eq!(all.take_in("orders", 0, 7), None, "it is not ours");

@@ -237,8 +237,15 @@ impl Refusal {
 
 /// One call of `send`: reports of an earlier call have a call of their own to go to.
 struct Call {
-    open: Mutex<(usize, Vec<Option<Result<(), Refusal>>>)>,
+    open: Mutex<Open>,
     done: Notify,
+}
+
+#[derive(Debug)]
+struct Open {
+    /// How many have no answer yet.
+    waiting: usize,
+    answers: Vec<Option<Result<(), Refusal>>>,
 }
 
 /// What a record carries through the producer.
@@ -249,25 +256,25 @@ struct Ticket {
 
 impl Call {
     fn new(messages: usize) -> Self {
-        Self { open: Mutex::new((messages, vec![None; messages])), done: Notify::new() }
+        let open = Open { waiting: messages, answers: vec![None; messages] };
+        Self { open: Mutex::new(open), done: Notify::new() }
     }
 
     fn answer(&self, place: usize, answer: Result<(), Refusal>) {
         let mut open = lock(&self.open);
-        let (waiting, answers) = &mut *open;
-        if answers[place].replace(answer).is_none() {
-            *waiting -= 1;
+        if open.answers[place].replace(answer).is_none() {
+            open.waiting -= 1;
         }
-        if *waiting == 0 {
+        if open.waiting == 0 {
             self.done.notify_one();
         }
     }
 
     async fn answers(&self) -> Vec<Result<(), Refusal>> {
-        while lock(&self.open).0 > 0 {
+        while lock(&self.open).waiting > 0 {
             self.done.notified().await;
         }
-        let answers = std::mem::take(&mut lock(&self.open).1);
+        let answers = std::mem::take(&mut lock(&self.open).answers);
         let unknown = || Err(Refusal::Other("the producer did not say what became of it".to_owned()));
         answers.into_iter().map(|answer| answer.unwrap_or_else(unknown)).collect()
     }

@@ -1,6 +1,7 @@
 //! Messages from a subscription.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use oncebox_core::{Error, Incoming, Settle, Source};
@@ -66,6 +67,7 @@ struct Link {
     /// How many acknowledgements the task has written.
     written: watch::Receiver<u64>,
     asked: u64,
+    subscribed: Arc<AtomicBool>,
     task: JoinHandle<Ended>,
 }
 
@@ -94,8 +96,14 @@ impl MqttSource {
             let room = usize::from(self.config.prefetch) + ROOM;
             let (arrivals, arrived) = mpsc::channel(room);
             let (count, written) = watch::channel(0);
-            let (subscription, client) =
-                Subscription::new(self.config.clone(), self.server.clone(), arrivals, count)?;
+            let subscribed = Arc::new(AtomicBool::new(false));
+            let (subscription, client) = Subscription::new(
+                self.config.clone(),
+                self.server.clone(),
+                arrivals,
+                count,
+                subscribed.clone(),
+            )?;
             let task = tokio::spawn(subscription.serve(self.pause));
             self.link = Some(Link {
                 number: self.connections,
@@ -104,6 +112,7 @@ impl MqttSource {
                 aside: Vec::new(),
                 written,
                 asked: 0,
+                subscribed,
                 task,
             });
         }
@@ -244,6 +253,14 @@ impl Source for MqttSource {
             Ok(false) => Err(self.server.error("the connection ended before acknowledgements were written")),
             Err(_) => Err(self.server.error("acknowledgements could not be written in time")),
         }
+    }
+
+    fn connected(&self) -> Option<bool> {
+        Some(
+            self.link
+                .as_ref()
+                .is_some_and(|link| link.subscribed.load(Ordering::Relaxed) && !link.task.is_finished()),
+        )
     }
 }
 

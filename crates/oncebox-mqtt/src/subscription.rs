@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use oncebox_core::Error;
@@ -53,6 +54,8 @@ pub(crate) struct Subscription {
     arrivals: mpsc::Sender<Arrived>,
     /// How many acknowledgements were written.
     written: watch::Sender<u64>,
+    /// Set once the server has confirmed the subscription.
+    subscribed: Arc<AtomicBool>,
 }
 
 impl Subscription {
@@ -61,11 +64,12 @@ impl Subscription {
         server: Server,
         arrivals: mpsc::Sender<Arrived>,
         written: watch::Sender<u64>,
+        subscribed: Arc<AtomicBool>,
     ) -> Result<(Self, AsyncClient), Error> {
         let options = options(&config, &server)?;
         // Unbounded: what waits in it is bounded by `prefetch`, and settling must not wait for room.
         let (client, events) = AsyncClient::builder(options).unbounded().build();
-        Ok((Self { config, server, client: client.clone(), events, arrivals, written }, client))
+        Ok((Self { config, server, client: client.clone(), events, arrivals, written, subscribed }, client))
     }
 
     /// Serves the connection until it breaks or the source is gone.
@@ -74,7 +78,10 @@ impl Subscription {
         let connection = async {
             tokio::time::sleep(pause).await;
             match self.subscribe().await {
-                Ok(()) => self.deliver().await,
+                Ok(()) => {
+                    self.subscribed.store(true, Ordering::Relaxed);
+                    self.deliver().await
+                }
                 Err(ended) => ended,
             }
         };

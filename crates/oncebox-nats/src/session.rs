@@ -81,6 +81,7 @@ impl Session {
         let (phase, of_pump) = watch::channel(Phase::Idle);
         let pump = Pump {
             ask_at: api.subject(&format!("CONSUMER.MSG.NEXT.{}.{}", config.stream, config.consumer)),
+            info_at: api.subject(&format!("CONSUMER.INFO.{}.{}", config.stream, config.consumer)),
             client: client.clone(),
             subscriber,
             inbox,
@@ -248,6 +249,7 @@ impl Asked {
 #[derive(Debug)]
 struct Pump {
     ask_at: String,
+    info_at: String,
     client: Client,
     subscriber: Subscriber,
     inbox: String,
@@ -301,6 +303,9 @@ impl Pump {
 
     /// Whoever else reads from the consumer gets these at once instead of after the wait for acknowledgement.
     async fn give_back(&self, replies: Vec<Subject>) -> Result<(), async_nats::Error> {
+        // Asked about its consumer, the server drops our open requests, which nobody listens for any more. Otherwise
+        // nats-server 2.9 spends the first message that comes back on each of them.
+        self.client.request(self.info_at.clone(), Bytes::new()).await?;
         for reply in replies {
             self.client.publish(reply, RETURN).await?;
         }

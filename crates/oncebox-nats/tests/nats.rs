@@ -1,5 +1,7 @@
 //! What only JetStream can get wrong.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::collections::BTreeSet;
@@ -117,20 +119,18 @@ async fn an_old_acknowledgement_never_takes_a_message_of_a_new_stream_away() {
 async fn a_late_acknowledgement_of_a_lost_connection_still_counts() {
     let Some(queue) = Queue::create().await else { return };
     let proxy = oncebox_testkit::Proxy::start(([127, 0, 0, 1], queue.port).into()).await;
-    let mut config = queue.config();
+    let mut config = queue.config().ack_wait(Duration::from_secs(3600));
     config.url = format!("nats://{}", proxy.address());
     let mut source = queue.source(config);
     queue.put(&["a"]).await;
     let taken = take(&mut source, 1).await;
     proxy.cut();
-    queue.put(&["b"]).await;
-    let more = take(&mut source, 1).await;
-    assert_eq!(more[0].message.id, "b");
-    settle(&mut source, taken, Settle::Accept).await.unwrap();
-    settle(&mut source, more, Settle::Accept).await.unwrap();
-    until("both are acknowledged", || async { queue.ack_pending().await == 0 }).await;
-    let info = queue.plain.consumer(&queue.stream, "c").await.unwrap();
-    assert_eq!((info.num_redelivered, info.num_pending), (0, 0));
+    next(&mut source).await.unwrap_err();
+    let source = tokio::sync::Mutex::new(source);
+    until("it is connected again", || async { source.lock().await.lag().await.is_ok() }).await;
+    settle(&mut source.into_inner(), taken, Settle::Accept).await.unwrap();
+    until("it is acknowledged", || async { queue.ack_pending().await == 0 }).await;
+    assert_eq!(queue.plain.consumer(&queue.stream, "c").await.unwrap().num_redelivered, 0);
 }
 
 /// Publishes these bytes as headers, as clients of other languages may.
@@ -281,7 +281,10 @@ async fn what_was_not_handed_over_is_given_back_at_once() {
     until("all are fetched", || async { queue.ack_pending().await == 3 }).await;
     drop(first);
     let mut second = queue.source(config);
-    let ids: BTreeSet<String> = take(&mut second, 3).await.into_iter().map(|one| one.message.id).collect();
+    let mut ids = BTreeSet::new();
+    while ids.len() < 3 {
+        ids.extend(take(&mut second, 1).await.into_iter().map(|one| one.message.id));
+    }
     assert_eq!(ids.into_iter().collect::<Vec<_>>(), ["b", "c", "d"]);
 }
 

@@ -107,7 +107,10 @@ impl Source for RabbitmqSource {
     }
 
     async fn next(&mut self, most: usize) -> Result<Vec<Incoming<RabbitmqReceipt>>, Error> {
-        let deliveries = match self.session().await?.next(most).await {
+        let session = self.session().await?;
+        let deliveries = match session.next(most).await {
+            // The session stays: a new one would get the same messages again, and the queue may count that.
+            Ok(deliveries) if deliveries.is_empty() => return Err(session.full()),
             Ok(deliveries) => deliveries,
             Err(error) => {
                 self.state = State::Apart;
@@ -261,20 +264,23 @@ impl Session {
         })
     }
 
-    /// Waits for a message, then takes what else is here.
+    /// Waits for a message, then takes what else is here; nothing when there is no room for any.
     async fn next(&mut self, most: usize) -> Result<Vec<Delivery>, Error> {
         loop {
             if let Some(error) = self.ended.take() {
                 return Err(error);
             }
-            if self.held >= self.prefetch {
-                return Err(self.full());
-            }
             self.give_back().await?;
             let next_return = self.returning.front().map(|(at, _)| *at);
-            let first = tokio::select! {
-                first = self.messages.next() => first,
-                () = until(next_return) => continue,
+            let first = if self.held < self.prefetch {
+                tokio::select! {
+                    first = self.messages.next() => first,
+                    () = until(next_return) => continue,
+                }
+            } else {
+                // Only the end of the session can come now.
+                let Some(end) = self.messages.next().now_or_never() else { return Ok(Vec::new()) };
+                end
             };
             let mut deliveries = vec![self.delivery(first)?];
             while deliveries.len() < most.max(1) {

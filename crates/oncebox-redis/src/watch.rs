@@ -1,50 +1,65 @@
 //! How much waits in a stream, and whether something was removed before it was read.
 
+use std::time::Duration;
+
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
+use tokio::time::Instant;
 
 use crate::config::RedisSourceConfig;
 use crate::held::Held;
 use crate::link::{ask, list, number, text};
 
+/// How often losses that go on are reported.
+const REPORT_EVERY: Duration = Duration::from_secs(10);
+
 /// What the server says about the group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Standing {
-    /// Entries not delivered yet; unknown to the server after some kinds of deletion.
+    /// Entries not delivered yet; unknown after some kinds of deletion.
     pub(crate) lag: Option<u64>,
     /// Entries delivered and not acknowledged.
     pub(crate) pending: u64,
-    /// The last entry that was removed before the group had read it, and how many were, where that can be told.
-    gone: Option<(String, Option<u64>)>,
+    /// How many entries are gone that the group has not read, where that can be told.
+    lost: Option<u64>,
+    /// The last entry that somebody deleted by its id before the group had read it.
+    deleted: Option<String>,
 }
 
 /// What was reported already.
 #[derive(Debug, Default)]
 pub(crate) struct Reported {
-    gone: Option<String>,
+    lost: u64,
+    deleted: Option<String>,
     unknown_lag: bool,
+    at: Option<Instant>,
 }
 
 impl Reported {
     /// Reports what is new.
     pub(crate) fn look(&mut self, held: &Held, config: &RedisSourceConfig, standing: &Standing) {
         let RedisSourceConfig { stream, group, .. } = config;
-        if let Some((last, count)) = &standing.gone
-            && self.gone.as_ref() != Some(last)
-        {
-            self.gone = Some(last.clone());
-            let count = count.map_or("an unknown number of".to_owned(), |count| count.to_string());
+        let lost = standing.lost.unwrap_or(self.lost);
+        // Reading on, the server may count anew.
+        self.lost = self.lost.min(lost);
+        let is_deleted = standing.deleted.is_some() && standing.deleted != self.deleted;
+        let is_due = self.at.is_none_or(|at| at.elapsed() >= REPORT_EVERY);
+        if (lost > self.lost || is_deleted) && is_due {
+            let count = match lost - self.lost {
+                0 => "an unknown number of".to_owned(),
+                count => count.to_string(),
+            };
             tracing::error!(
                 stream,
                 group,
                 count,
-                last,
                 "entries were removed before they were read; they are lost"
             );
             held.report(format!(
-                "stream `{stream}`: {count} entries up to {last} were removed before group `{group}` read them; they \
-                 are lost (trim by the oldest entry that is needed, not by length)"
+                "stream `{stream}`: {count} entries were removed before group `{group}` read them; they are lost (trim \
+                 by the oldest entry that is needed, not by length)"
             ));
+            (self.lost, self.deleted, self.at) = (lost, standing.deleted.clone(), Some(Instant::now()));
         }
         if standing.lag.is_none() && !self.unknown_lag {
             tracing::error!(
@@ -75,23 +90,29 @@ pub(crate) async fn standing(
 }
 
 fn read(stream: &Fields, group: &Fields) -> Standing {
-    let lag = group.number("lag");
     let delivered = group.text("last-delivered-id");
+    let remaining = remaining(stream, &delivered);
+    // A group that has read nothing has no count yet.
+    let read = group.number("entries-read").or_else(|| (delivered == "0-0").then_some(0));
+    let lost = || stream.number("entries-added")?.checked_sub(read?)?.checked_sub(remaining?);
     let deleted = stream.text("max-deleted-entry-id");
-    let is_gone = is_after(&deleted, &delivered);
-    let count = || {
-        let unread = stream.number("entries-added")?.checked_sub(group.number("entries-read")?)?;
-        unread.checked_sub(lag.or_else(|| remaining(stream, &delivered))?)
-    };
-    let gone = is_gone.then(|| (deleted.clone(), count().filter(|count| *count > 0)));
-    Standing { lag, pending: group.number("pending").unwrap_or_default(), gone }
+    Standing {
+        // The server's own number counts what was trimmed away as well.
+        lag: remaining.or_else(|| group.number("lag")),
+        pending: group.number("pending").unwrap_or_default(),
+        lost: lost(),
+        deleted: is_after(&deleted, &delivered).then_some(deleted),
+    }
 }
 
-/// All entries of the stream wait when the first one was not delivered yet.
+/// How many entries come after the last one delivered, where that is all of them or none.
 fn remaining(stream: &Fields, delivered: &str) -> Option<u64> {
     let length = stream.number("length")?;
+    if length == 0 || !is_after(&stream.text("last-generated-id"), delivered) {
+        return Some(0);
+    }
     let first = text(list(stream.value("first-entry")?.clone()).into_iter().next()?);
-    (length == 0 || is_after(&first, delivered)).then_some(length)
+    is_after(&first, delivered).then_some(length)
 }
 
 /// Whether an entry comes after another one.
@@ -133,6 +154,44 @@ impl Fields {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn fields(pairs: &[(&str, Value)]) -> Fields {
+        Fields(pairs.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect())
+    }
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn what_was_trimmed_away_unread_is_counted() {
+        let stream = |first: &str, length: i64| {
+            fields(&[
+                ("length", Value::Int(length)),
+                ("entries-added", Value::Int(20)),
+                ("last-generated-id", bulk("20-0")),
+                ("max-deleted-entry-id", bulk("0-0")),
+                ("first-entry", Value::Array(vec![bulk(first)])),
+            ])
+        };
+        let group = |delivered: &str, read: i64| {
+            fields(&[
+                ("last-delivered-id", bulk(delivered)),
+                ("entries-read", Value::Int(read)),
+                ("lag", Value::Int(20 - read)),
+            ])
+        };
+        for (first, length, delivered, count, lost, lag) in [
+            ("1-0", 20, "10-0", 10, None, Some(10)),     // nothing trimmed
+            ("6-0", 15, "10-0", 10, None, Some(10)),     // only what was read
+            ("11-0", 10, "10-0", 10, Some(0), Some(10)), // all that was read
+            ("16-0", 5, "10-0", 10, Some(5), Some(5)),   // five more
+            ("1-0", 20, "20-0", 20, Some(0), Some(0)),   // nothing waits
+        ] {
+            let standing = read(&stream(first, length), &group(delivered, count));
+            assert_eq!((standing.lost, standing.lag), (lost, lag), "{first} {delivered}");
+        }
+    }
 
     #[test]
     fn entries_are_compared_by_number() {

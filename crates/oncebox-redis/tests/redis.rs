@@ -1,5 +1,7 @@
 //! What only Redis Streams can get wrong.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::collections::BTreeSet;

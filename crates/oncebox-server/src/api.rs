@@ -102,11 +102,23 @@ async fn sources<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Response 
     let sources = app.sources.iter().map(|(name, source)| {
         json!({ "source": name, "type": "http", "scope": source.config.scope, "signed": source.config.verify.is_some() })
     });
-    json_response(StatusCode::OK, &list("sources", sources))
+    let doing = app.inbox.sources();
+    let brokers = app.brokers.iter().map(|(name, word)| {
+        let status = doing.iter().find(|status| status.name == *name);
+        json!({
+            "source": name,
+            "type": word,
+            "connected": status.is_some_and(|status| status.connected),
+            "error": status.and_then(|status| status.error.clone()),
+            "lag": status.and_then(|status| status.lag),
+            "delivered": status.map_or(0, |status| status.delivered),
+        })
+    });
+    json_response(StatusCode::OK, &list("sources", sources.chain(brokers)))
 }
 
 async fn sinks<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Response {
-    let sinks = app.sinks.iter().map(|name| json!({ "sink": name, "type": "http" }));
+    let sinks = app.sinks.iter().map(|(name, word)| json!({ "sink": name, "type": word }));
     json_response(StatusCode::OK, &list("sinks", sinks))
 }
 

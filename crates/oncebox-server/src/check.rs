@@ -88,17 +88,36 @@ async fn on_store<St: ServiceStore>(config: &Config, report: &mut Report) {
         Err(error) => report.add("http", format!("listens on {listen}"), Err(error.to_string())),
     }
     for source in &config.sources {
-        let SourceType::Http(http) = &source.source;
-        let proof = match (&http.verify, &config.http.token) {
-            (Some(_), _) => "signed",
-            (None, Some(_)) => "with the token",
-            (None, None) => "from this machine",
-        };
-        report.add(
-            format!("source {}", source.name),
-            format!("takes POST /in/{} {proof}", source.name),
-            Ok(()),
-        );
+        let what = format!("source {}", source.name);
+        match &source.source {
+            SourceType::Http(http) => {
+                let proof = match (&http.verify, &config.http.token) {
+                    (Some(_), _) => "signed",
+                    (None, Some(_)) => "with the token",
+                    (None, None) => "from this machine",
+                };
+                report.add(what, format!("takes POST /in/{} {proof}", source.name), Ok(()));
+            }
+            SourceType::Broker { broker, .. } => {
+                let asking = tokio::time::timeout(PATIENCE, broker.lag(&source.name)).await;
+                let (does, tried) = match asking {
+                    Ok(Ok(Some(lag))) => {
+                        (format!("takes messages from {}, where {lag} wait", broker.word()), Ok(()))
+                    }
+                    Ok(Ok(None)) => {
+                        (format!("takes messages from {}, which was not asked", broker.word()), Ok(()))
+                    }
+                    Ok(Err(error)) => {
+                        (format!("takes messages from {}", broker.word()), Err(error.to_string()))
+                    }
+                    Err(_) => {
+                        let text = format!("it does not answer within {PATIENCE:?}");
+                        (format!("takes messages from {}", broker.word()), Err(text))
+                    }
+                };
+                report.add(what, does, tried);
+            }
+        }
     }
     for handler in &config.handlers {
         let does = format!("{} on {}", handler.action.as_str(), handler.on.join(", "));
@@ -109,9 +128,16 @@ async fn on_store<St: ServiceStore>(config: &Config, report: &mut Report) {
         report.add(format!("handler {}", handler.name), does, tried);
     }
     for sink in &config.sinks {
-        let SinkType::Http(http) = &sink.sink;
-        let host = http.url.host_str().unwrap_or_default();
-        report.add(format!("sink {}", sink.name), format!("posts to {host}"), connect(&http.url).await);
+        let what = format!("sink {}", sink.name);
+        match &sink.sink {
+            SinkType::Http(http) => {
+                let host = http.url.host_str().unwrap_or_default();
+                report.add(what, format!("posts to {host}"), connect(&http.url).await);
+            }
+            SinkType::Broker(broker) => {
+                report.add(what, format!("sends to {}, which was not asked", broker.word()), Ok(()));
+            }
+        }
     }
 }
 

@@ -13,6 +13,7 @@
 //! ```
 
 mod api;
+pub mod brokers;
 mod check;
 pub mod config;
 pub mod handlers;

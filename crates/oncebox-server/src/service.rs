@@ -11,7 +11,7 @@ use oncebox::{Error, ErrorKind, Inbox, Limits, MariaStore, PgStore, SqliteStore,
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::config::{Config, HealthConfig, HttpConfig, Secret, SourceType, StoreType};
+use crate::config::{Config, HealthConfig, HttpConfig, Secret, SinkType, SourceType, StoreType};
 use crate::handlers;
 use crate::ingest::{HttpSource, InFlight};
 use crate::listener::Listener;
@@ -62,7 +62,9 @@ pub(crate) fn use_ring() {
 pub(crate) struct App<St: ServiceStore> {
     pub(crate) inbox: Inbox<St>,
     pub(crate) sources: BTreeMap<String, HttpSource>,
-    pub(crate) sinks: Vec<String>,
+    /// Sources on brokers, and the words for their types.
+    pub(crate) brokers: Vec<(String, &'static str)>,
+    pub(crate) sinks: Vec<(String, &'static str)>,
     pub(crate) http: HttpConfig,
     pub(crate) health: HealthConfig,
     pub(crate) max_payload: usize,
@@ -116,7 +118,15 @@ async fn serve_on<St: ServiceStore>(
     }
     let mut runner = run(inbox.clone()).concurrency(config.run.concurrency).poll_every(config.run.poll);
     for sink in &config.sinks {
-        runner = runner.relay(handlers::relay(sink)?);
+        runner = match &sink.sink {
+            SinkType::Http(http) => runner.relay(handlers::relay(sink, http)?),
+            SinkType::Broker(broker) => broker.relay(sink, runner)?,
+        };
+    }
+    for source in &config.sources {
+        if let SourceType::Broker { broker, inline } = &source.source {
+            runner = broker.consume(&source.name, *inline, runner)?;
+        }
     }
     let listen = config.http.listen;
     let cannot = |error| Error::caused(ErrorKind::Unavailable, format!("cannot listen on {listen}"), error);
@@ -157,13 +167,23 @@ async fn serve_on<St: ServiceStore>(
 }
 
 fn app<St: ServiceStore>(inbox: Inbox<St>, config: Config, listener: &Listener) -> App<St> {
-    let sources = config.sources.into_iter().map(|source| match source.source {
-        SourceType::Http(http) => (source.name, HttpSource::new(http)),
+    let mut sources = BTreeMap::new();
+    let mut brokers = Vec::new();
+    for source in config.sources {
+        match source.source {
+            SourceType::Http(http) => drop(sources.insert(source.name, HttpSource::new(*http))),
+            SourceType::Broker { broker, .. } => brokers.push((source.name, broker.word())),
+        }
+    }
+    let sinks = config.sinks.into_iter().map(|sink| match sink.sink {
+        SinkType::Http(_) => (sink.name, "http"),
+        SinkType::Broker(broker) => (sink.name, broker.word()),
     });
     App {
         inbox,
-        sources: sources.collect(),
-        sinks: config.sinks.into_iter().map(|sink| sink.name).collect(),
+        sources,
+        brokers,
+        sinks: sinks.collect(),
         in_flight: InFlight::new(config.http.max_in_flight),
         connections: listener.open(),
         max_payload: config.store.max_payload,

@@ -22,6 +22,9 @@ pub use oncebox_core::{
 #[cfg(feature = "amqp1")]
 #[doc(inline)]
 pub use oncebox_amqp1::{self as amqp1, Amqp1Sink, Amqp1Source};
+#[cfg(feature = "kafka")]
+#[doc(inline)]
+pub use oncebox_kafka::{self as kafka, KafkaSink, KafkaSource};
 #[cfg(feature = "mariadb")]
 #[doc(inline)]
 pub use oncebox_mariadb::{self as mariadb, MariaStore, MariaTx};
@@ -76,6 +79,9 @@ mod guides {
     #[cfg(feature = "redis")]
     #[doc = include_str!("../../../guides/brokers/redis.md")]
     mod redis {}
+    #[cfg(feature = "kafka")]
+    #[doc = include_str!("../../../guides/brokers/kafka.md")]
+    mod brokers_kafka {}
     #[doc = include_str!("../../../guides/stores.md")]
     mod stores {}
     #[doc = include_str!("../../../guides/retention.md")]

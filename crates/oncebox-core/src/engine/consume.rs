@@ -147,9 +147,10 @@ impl<R: Send> Ahead<R> {
 /// Notes how much waits at the other side; a source that answers is connected again.
 async fn ask_lag<St: Store, S, R: Source>(inbox: &Inbox<St, S>, name: &str, source: &mut R) {
     let answer = tokio::time::timeout(LAG_EVERY, source.lag()).await;
+    let connected = source.connected();
     inbox.shared.note_source(name, |status| match answer {
         Ok(Ok(lag)) => {
-            status.connected |= lag.is_some();
+            status.connected = connected.unwrap_or(status.connected || lag.is_some());
             status.error = status.error.take().filter(|_| !status.connected);
             status.lag = lag;
         }

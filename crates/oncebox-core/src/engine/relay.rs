@@ -158,28 +158,40 @@ fn judge<St: Store, S, K: Sink>(
 ) -> Judged {
     let mut judged = Judged { results: Vec::with_capacity(wave.len()), ..Judged::default() };
     let mut answers = answers.into_iter();
+    // Keys with a message in this wave that is to be tried again, or was for the last time.
+    let mut untried: HashSet<&String> = HashSet::new();
     for outgoing in wave {
         let answer = answers.next().unwrap_or_else(|| {
             Err(SendFailure::Retry("the sink did not say whether it has the message".to_owned()))
         });
         let attempt = outgoing.attempts + 1;
+        let key = outgoing.message.key.as_ref();
         let outcome = match answer {
+            // A sink that keeps order did not try it, because of the one before it: it waits with that one, and what is
+            // leased after it waits with it.
+            Err(SendFailure::Retry(_)) if key.is_some_and(|key| untried.contains(key)) => {
+                stuck.extend(key.cloned());
+                continue;
+            }
             Ok(()) => {
                 judged.sent += 1;
                 SendOutcome::Confirmed
             }
             Err(SendFailure::Retry(error)) if attempt < relay.max_attempts => {
+                untried.extend(key);
                 judged.failed += 1;
                 SendOutcome::Retry(relay.backoff.delay(attempt, inbox.shared.seed.next()), error)
             }
-            Err(SendFailure::Retry(error) | SendFailure::Permanent(error)) => {
+            Err(failure) => {
+                untried.extend(key.filter(|_| matches!(failure, SendFailure::Retry(_))));
                 judged.failed += 1;
                 judged.dead += 1;
+                let (SendFailure::Retry(error) | SendFailure::Permanent(error)) = failure;
                 SendOutcome::Dead(error)
             }
         };
         if matches!(outcome, SendOutcome::Retry(..)) {
-            stuck.extend(outgoing.message.key.clone());
+            stuck.extend(key.cloned());
         }
         judged.results.push(Sent { seq: outgoing.seq, outcome });
     }

@@ -32,16 +32,8 @@ pub(crate) fn server() -> Option<&'static PrivateMosquitto> {
     SERVER.get_or_init(start).as_ref()
 }
 
-#[allow(clippy::print_stderr)]
 fn start() -> Option<PrivateMosquitto> {
-    match PrivateMosquitto::start() {
-        Ok(server) => Some(server),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!("not run: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    xtask::server::if_installed(PrivateMosquitto::start(), xtask::steps::BROKERS_VARIABLE)
 }
 
 /// A name that no other test has.

@@ -1,12 +1,11 @@
 //! A private NATS server, and what the suites of the test kit need to know about it.
 
 // Part of tests, which clippy sees only in functions marked as such. Each test binary uses its own part.
-#![allow(clippy::unwrap_used, dead_code, unreachable_pub, unused_imports)]
+#![allow(clippy::unwrap_used, clippy::print_stderr, dead_code, unreachable_pub, unused_imports)]
 
 mod plain;
 mod subject;
 
-use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -29,13 +28,7 @@ pub async fn own_server(
 }
 
 fn started(server: std::io::Result<PrivateNats>) -> Option<PrivateNats> {
-    match server {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            eprintln!("not run: {error}");
-            None
-        }
-        server => Some(server.unwrap()),
-    }
+    xtask::server::if_installed(server, xtask::steps::BROKERS_VARIABLE)
 }
 
 /// A number that nothing else in this process has.

@@ -69,6 +69,6 @@ impl Plain {
         let consumer = stream.create_consumer(config).await?;
         let most = usize::try_from(count)?;
         let messages = consumer.fetch().max_messages(most).messages().await?;
-        Ok(messages.try_collect().await?)
+        messages.try_collect().await
     }
 }

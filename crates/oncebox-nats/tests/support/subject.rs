@@ -41,8 +41,11 @@ impl NatsSubject {
         let subject = Self { _shared: shared, own, port, plain, number: fresh_number() };
         let (queue, destination) = (subject.queue(), subject.destination());
         // A work queue in every second test: acknowledged messages are removed from it.
-        let retention =
-            if subject.number % 2 == 0 { RetentionPolicy::WorkQueue } else { RetentionPolicy::Limits };
+        let retention = if subject.number.is_multiple_of(2) {
+            RetentionPolicy::WorkQueue
+        } else {
+            RetentionPolicy::Limits
+        };
         subject.plain.create_stream(&queue, &format!("{queue}.>"), retention).await;
         subject.plain.create_stream(&destination, &format!("{destination}.>"), RetentionPolicy::Limits).await;
         let consumer = pull::Config {

@@ -131,7 +131,9 @@ mod tests {
         let source = "a = 1\nverify = { secret = \"hunter2\", tolerence = \"5m\" }\n";
         let at = source.find("tolerence").unwrap();
         let secret = source.find("\"hunter2\"").unwrap();
-        let problem = Problem::new("x.toml", source, at..at + 9, "unknown".to_owned(), &[secret..secret + 9]);
+        let hidden = secret..secret + 9;
+        let at = at..at + 9;
+        let problem = Problem::new("x.toml", source, at, "unknown".to_owned(), std::slice::from_ref(&hidden));
         let expected = "x.toml:2:32: unknown\n  2 | verify = { secret = \"*******\", tolerence = \"5m\" }\n    | \
                         \u{20}                              ^^^^^^^^^";
         assert_eq!(problem.to_string(), expected);

@@ -309,6 +309,47 @@ impl<'a> Section<'a> {
         table.iter().filter_map(pair).collect()
     }
 
+    /// Every key of the section itself but these, for a broker's crate to read; variables are filled in.
+    pub(crate) fn rest(&self, read: &[&str]) -> serde_json::Map<String, serde_json::Value> {
+        let own = self.own.into_iter().flatten().filter(|(key, _)| !read.contains(&key.as_str()));
+        own.filter_map(|(key, node)| Some((key.clone(), self.json(node)?))).collect()
+    }
+
+    fn json(&self, node: &Node) -> Option<serde_json::Value> {
+        use serde_json::Value as Json;
+        Some(match &node.value {
+            Value::Text(text) => Json::from(self.filled(node, text)?),
+            Value::Whole(number) => Json::from(*number),
+            Value::Flag(flag) => Json::from(*flag),
+            Value::List(items) => {
+                items.iter().map(|item| self.json(item)).collect::<Option<Vec<_>>>()?.into()
+            }
+            Value::Table(table) => {
+                let pairs = table.iter().map(|(key, node)| Some((key.clone(), self.json(node)?)));
+                Json::Object(pairs.collect::<Option<_>>()?)
+            }
+            Value::Other(what) => {
+                self.reader.problem(node.at.clone(), format!("{what} means nothing here"));
+                return None;
+            }
+        })
+    }
+
+    /// Notes a problem that a broker's crate found.
+    pub(crate) fn wrong_in_rest(&self, wrong: &crate::brokers::Wrong) {
+        let node = wrong.key.as_ref().and_then(|key| self.own.and_then(|own| own.get(key)));
+        let at = node.map_or(self.at(), |node| node.key_at.clone());
+        let text = match (&wrong.key, wrong.known.is_empty()) {
+            (Some(key), false) => {
+                let hint = suggestion(key, wrong.known.iter().map(String::as_str));
+                format!("unknown key `{key}` in [{}]{hint}", self.path)
+            }
+            (Some(key), true) => format!("`{key}`: {}", wrong.text),
+            (None, _) => format!("[{}]: {}", self.path, wrong.text),
+        };
+        self.reader.problem(at, text);
+    }
+
     /// A problem for each key nobody asked for.
     pub(crate) fn finish(self) {
         let asked = self.asked.borrow();

@@ -7,7 +7,8 @@ use std::time::Duration;
 use oncebox::Backoff;
 
 use super::section::{Reader, Section};
-use super::source::{is_name, unknown_type};
+use super::source::{is_name, no_defaults, unknown_type};
+use crate::brokers::BrokerSink;
 
 pub use http::HttpSinkConfig;
 
@@ -34,6 +35,8 @@ pub struct SinkConfig {
 pub enum SinkType {
     /// One request per message.
     Http(HttpSinkConfig),
+    /// A broker; its type is a feature of this crate.
+    Broker(BrokerSink),
 }
 
 pub(super) fn read_all(reader: &Reader<'_>) -> Vec<SinkConfig> {
@@ -44,8 +47,17 @@ pub(super) fn read_all(reader: &Reader<'_>) -> Vec<SinkConfig> {
 
 pub(super) fn check_defaults(reader: &Reader<'_>) {
     for (name, at) in reader.names("defaults.sink") {
+        if name == "broker" {
+            let section = reader.section("defaults.sink.broker", "defaults.sink.broker");
+            if let Some(relay) = section.inner("relay") {
+                settings(&relay);
+                relay.finish();
+            }
+            section.finish();
+            continue;
+        }
         if name != "http" {
-            unknown_type(reader, "sink", &name, at);
+            no_defaults(reader, "sink", &name, at);
             continue;
         }
         let section = reader.section("defaults.sink.http", "defaults.sink.http");
@@ -60,27 +72,48 @@ fn read(reader: &Reader<'_>, name: String) -> Option<SinkConfig> {
     let sink = match section.required_text("type").as_str() {
         "http" => SinkType::Http(http::read(&section)),
         "" => return None,
-        other => {
-            unknown_type(reader, "sink", other, section.at());
-            return None;
-        }
+        other => return broker(reader, &reader.section(&path, "defaults.sink.broker"), name, other),
     };
     let config = relay(&section, name, sink);
     section.finish();
     Some(config)
 }
 
+fn broker(reader: &Reader<'_>, section: &Section<'_>, name: String, word: &str) -> Option<SinkConfig> {
+    let read = BrokerSink::read(word, section.rest(&["type", "relay"]));
+    let sink = match read {
+        Some(Ok(sink)) => SinkType::Broker(sink),
+        Some(Err(wrong)) => {
+            section.wrong_in_rest(&wrong);
+            return None;
+        }
+        None => {
+            unknown_type(reader, "sink", word, section.at());
+            return None;
+        }
+    };
+    // In a table of their own, because brokers have a `timeout` or `batch` of theirs.
+    let settings = section.inner("relay")?;
+    let config = relay(&settings, name, sink);
+    settings.finish();
+    Some(config)
+}
+
 fn relay(section: &Section<'_>, name: String, sink: SinkType) -> SinkConfig {
+    let (timeout, max_attempts, backoff, batch) = settings(section);
+    SinkConfig { name, sink, timeout, max_attempts, backoff, batch }
+}
+
+fn settings(section: &Section<'_>) -> (Duration, u32, Backoff, usize) {
     let timeout = section.positive_duration("timeout");
     if timeout > Duration::from_secs(25) {
         section.wrong("timeout", "`timeout` of a sink is at most 25s");
     }
-    SinkConfig {
-        name,
-        sink,
+    let backoff = super::handler::backoff(section);
+    (
         timeout,
-        max_attempts: section.whole("max_attempts", 1, 1_000_000),
-        backoff: super::handler::backoff(section),
-        batch: section.whole("batch", 1, 10_000) as usize,
-    }
+        section.whole("max_attempts", 1, 1_000_000),
+        backoff,
+        section.whole("batch", 1, 10_000) as usize,
+    )
 }

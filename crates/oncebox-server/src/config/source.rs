@@ -4,9 +4,12 @@ mod http;
 
 use std::time::Duration;
 
+use oncebox_core::mapping::Mapping;
+
 use super::problem::suggestion;
 use super::secret::Secret;
 use super::section::{Reader, Section};
+use crate::brokers::BrokerSource;
 
 pub use http::HttpSourceConfig;
 
@@ -24,7 +27,14 @@ pub struct SourceConfig {
 #[non_exhaustive]
 pub enum SourceType {
     /// `POST /in/NAME`
-    Http(HttpSourceConfig),
+    Http(Box<HttpSourceConfig>),
+    /// A broker; its type is a feature of this crate.
+    Broker {
+        /// Which one, and how to reach it.
+        broker: BrokerSource,
+        /// Whether messages are handled before they are acknowledged, instead of stored.
+        inline: bool,
+    },
 }
 
 /// How a request proves where it comes from.
@@ -74,10 +84,8 @@ const TYPES: &[&str] = &["http", "rabbitmq", "kafka", "nats", "redis", "mqtt", "
 pub(super) fn read_all(reader: &Reader<'_>) -> Vec<SourceConfig> {
     let mut names = reader.names("source");
     if names.is_empty() {
-        let own = SourceType::Http(http::read(
-            "default",
-            &reader.section("source.default", "defaults.source.http"),
-        ));
+        let own = http::read("default", &reader.section("source.default", "defaults.source.http"));
+        let own = SourceType::Http(Box::new(own));
         return vec![SourceConfig { name: "default".to_owned(), source: own }];
     }
     names.retain(|(name, at)| is_name(reader, "source", name, at));
@@ -86,8 +94,14 @@ pub(super) fn read_all(reader: &Reader<'_>) -> Vec<SourceConfig> {
 
 pub(super) fn check_defaults(reader: &Reader<'_>) {
     for (name, at) in reader.names("defaults.source") {
+        if name == "broker" {
+            let section = reader.section("defaults.source.broker", "defaults.source.broker");
+            section.flag("inline");
+            section.finish();
+            continue;
+        }
         if name != "http" {
-            unknown_type(reader, "source", &name, at);
+            no_defaults(reader, "source", &name, at);
             continue;
         }
         let section = reader.section("defaults.source.http", "defaults.source.http");
@@ -100,15 +114,42 @@ fn read(reader: &Reader<'_>, name: String) -> Option<SourceConfig> {
     let path = format!("source.{name}");
     let section = reader.section(&path, "defaults.source.http");
     let source = match section.required_text("type").as_str() {
-        "http" => SourceType::Http(http::read(&name, &section)),
+        "http" => SourceType::Http(Box::new(http::read(&name, &section))),
         "" => return None,
-        other => {
-            unknown_type(reader, "source", other, section.at());
-            return None;
-        }
+        other => broker(reader, &reader.section(&path, "defaults.source.broker"), other)?,
     };
-    section.finish();
+    if matches!(source, SourceType::Http(_)) {
+        section.finish();
+    }
     Some(SourceConfig { name, source })
+}
+
+fn broker(reader: &Reader<'_>, section: &Section<'_>, word: &str) -> Option<SourceType> {
+    let (ids, kinds, keys) = (section.texts("id"), section.texts("kind"), section.texts("key"));
+    let map = |mut mapping: Mapping| {
+        if section.has("id") {
+            mapping = mapping.id(&ids)?;
+        }
+        if section.has("kind") {
+            mapping = mapping.kind(&kinds)?;
+        }
+        if section.has("key") {
+            mapping = mapping.key(&keys)?;
+        }
+        Ok(mapping)
+    };
+    let inline = section.flag("inline");
+    match BrokerSource::read(word, section.rest(&["type", "id", "kind", "key", "inline"]), map) {
+        Some(Ok(broker)) => Some(SourceType::Broker { broker, inline }),
+        Some(Err(wrong)) => {
+            section.wrong_in_rest(&wrong);
+            None
+        }
+        None => {
+            unknown_type(reader, "source", word, section.at());
+            None
+        }
+    }
 }
 
 /// Tells a type of another build from one that nobody has heard of.
@@ -119,6 +160,18 @@ pub(super) fn unknown_type(reader: &Reader<'_>, sort: &str, word: &str, at: std:
         format!("unknown {sort} type `{word}`{}", suggestion(word, TYPES.iter().copied()))
     };
     reader.problem(at, text);
+}
+
+/// Only what all brokers share has defaults in the file.
+pub(super) fn no_defaults(reader: &Reader<'_>, sort: &str, word: &str, at: std::ops::Range<usize>) {
+    if TYPES.contains(&word) {
+        let text = format!(
+            "[defaults.{sort}.{word}] is no section; what all brokers share stands in [defaults.{sort}.broker]"
+        );
+        reader.problem(at, text);
+    } else {
+        unknown_type(reader, sort, word, at);
+    }
 }
 
 /// Names are stored data and parts of addresses.

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use oncebox::{Attempt, Error, Failure, Inbox, Message, NamedHandler, Relay, SendFailure, Sink, Tx, handler};
 
-use crate::config::{Action, Config, HandlerConfig, HttpAction, SinkConfig, SinkType};
+use crate::brokers::relay_of;
+use crate::config::{Action, Config, HandlerConfig, HttpAction, HttpSinkConfig, SinkConfig};
 use crate::stores::{ServiceStore, Sql};
 use hold::{Breaker, Bucket, Hold};
 use request::{Next, Poster, PosterConfig, Refused};
@@ -62,8 +63,7 @@ pub(crate) fn register<St: ServiceStore>(mut inbox: Inbox<St>, config: &Config) 
 }
 
 /// The relay of a configured sink.
-pub(crate) fn relay(config: &SinkConfig) -> Result<Relay<HttpSink>, Error> {
-    let SinkType::Http(http) = &config.sink;
+pub(crate) fn relay(config: &SinkConfig, http: &HttpSinkConfig) -> Result<Relay<HttpSink>, Error> {
     let poster = Poster::new(PosterConfig {
         url: &http.url,
         secrets: &http.secrets,
@@ -71,12 +71,8 @@ pub(crate) fn relay(config: &SinkConfig) -> Result<Relay<HttpSink>, Error> {
         max_response: http.max_response,
         timeout: config.timeout,
     })?;
-    Ok(Relay::new(HttpSink(Arc::new(poster)))
-        .named(&config.name)
-        .timeout((config.timeout + GRACE).min(Duration::from_secs(25)))
-        .max_attempts(config.max_attempts)
-        .backoff(config.backoff)
-        .batch(config.batch))
+    let relay = relay_of(config, HttpSink(Arc::new(poster)));
+    Ok(relay.timeout((config.timeout + GRACE).min(Duration::from_secs(25))))
 }
 
 /// A sink that posts each message.

@@ -46,10 +46,18 @@ pub(super) async fn until_effects<T: Subject>(store: &T, count: usize) {
     until("every effect is there", || async { store.effects().await.len() >= count }).await;
 }
 
+/// Returns when the broker, where it can tell, has nothing left: what was committed and not acknowledged, because a
+/// process died or a connection broke, has come again to who still runs.
+pub(super) async fn until_acknowledged<B: BrokerSubject>(broker: &B) {
+    if broker.pending().await.is_some() {
+        until("the broker has nothing left", || async { broker.pending().await == Some(0) }).await;
+    }
+}
+
 /// Every message is acknowledged: the broker has nothing left, or else delivers nothing again.
 pub(super) async fn assert_acknowledged<B: BrokerSubject, T: Subject>(broker: &B, store: &T) {
     if broker.pending().await.is_some() {
-        until("the broker has nothing left", || async { broker.pending().await == Some(0) }).await;
+        until_acknowledged(broker).await;
         return;
     }
     // What is not acknowledged comes again on a new connection, before anything newer. Acknowledgements that the broker

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use oncebox_core::{Counter, Message, run};
 
 use super::fixtures::{
-    FAST, Tap, assert_acknowledged, charging, charging_on, consuming, in_turn, put, until_effects,
+    FAST, Tap, assert_acknowledged, charging, charging_on, consuming, in_turn, put, until_acknowledged,
+    until_effects,
 };
 use super::subject::BrokerSubject;
 use crate::faults::{Fault, Faulty, How, Plan, Side};
@@ -144,6 +145,7 @@ pub async fn sources_share_a_queue_and_take_over_from_each_other<B: BrokerSubjec
     one.kill().await;
     put(&broker, &messages[150..]).await;
     until_effects(&store, 300).await;
+    until_acknowledged(&broker).await;
     two.stop().await;
     assert_once(&store, &messages, &["charge"]).await;
     assert_acknowledged(&broker, &store).await;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use oncebox_core::{Inbox, Message, Relay, Run, Store, run};
 
-use super::fixtures::{FAST, assert_acknowledged, charging, in_turn, put, until_effects};
+use super::fixtures::{FAST, assert_acknowledged, charging, in_turn, put, until_acknowledged, until_effects};
 use super::round_trip::publish;
 use super::subject::{BrokerSubject, Restart};
 use crate::fixtures::{assert_once, start};
@@ -36,6 +36,7 @@ pub async fn a_cut_connection_of_a_source_is_made_again<B: BrokerSubject, T: Sub
         proxy.cut();
     }
     until_effects(&store, 400).await;
+    until_acknowledged(&broker).await;
     running.stop().await;
     assert!(proxy.connections() > 1);
     assert_once(&store, &messages, &["charge"]).await;
@@ -60,6 +61,7 @@ pub async fn a_half_open_connection_of_a_source_is_noticed<B: BrokerSubject, T: 
     proxy.freeze();
     put(&broker, &messages[50..]).await;
     until_effects(&store, 100).await;
+    until_acknowledged(&broker).await;
     running.stop().await;
     assert_once(&store, &messages, &["charge"]).await;
     drop(proxy);
@@ -142,6 +144,7 @@ pub async fn a_restart_of_the_broker_loses_and_doubles_nothing<B: BrokerSubject,
         status.connected && status.error.is_none()
     })
     .await;
+    until_acknowledged(&broker).await;
     running.stop().await;
     assert_once(&store, &incoming, &["charge"]).await;
     assert_acknowledged(&broker, &store).await;

@@ -25,6 +25,9 @@ pub trait BrokerSubject: Sized + Send + Sync + 'static {
     /// Where brokers differ, declared.
     const FACTS: BrokerFacts;
 
+    /// How often the case that stops and starts does so; fewer where a source needs seconds to begin.
+    const STOPS: usize = 50;
+
     /// A fresh queue and destination on the server that this test process shares; `None` when there is no such server
     /// (and the reason has been printed).
     fn create() -> impl Future<Output = Option<Self>> + Send;

@@ -189,6 +189,7 @@ macro_rules! store_suite {
             a_message_that_hangs_the_sink_is_found_and_the_others_go_on,
             a_dead_outgoing_message_can_be_sent_again,
             messages_behind_an_unsent_one_of_their_key_wait,
+            messages_behind_a_failing_one_of_their_key_outlive_it,
             a_sink_that_is_away_blames_no_message,
             two_relays_at_once_keep_the_order_of_each_key,
             a_relay_holds_no_transaction_while_the_sink_works,

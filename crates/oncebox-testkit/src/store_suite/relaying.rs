@@ -121,6 +121,50 @@ pub async fn messages_behind_an_unsent_one_of_their_key_wait<T: Subject>(subject
     assert_eq!(ids_sent(&broker)[6..], ["00", "03", "06"]);
 }
 
+/// A sink that keeps the order within a call: what comes after a refused message of its key is not sent.
+#[derive(Clone)]
+struct Orderly(MemoryBroker);
+
+impl Sink for Orderly {
+    async fn send(&self, messages: &[Message]) -> Result<Vec<Result<(), SendFailure>>, Error> {
+        let mut answers = Vec::new();
+        let mut stuck = Vec::new();
+        for message in messages {
+            if message.key.is_some() && stuck.contains(&message.key) {
+                answers.push(Err(SendFailure::Retry("not tried".to_owned())));
+                continue;
+            }
+            answers.extend(self.0.send(std::slice::from_ref(message)).await?);
+            if answers.last().is_some_and(Result::is_err) {
+                stuck.push(message.key.clone());
+            }
+        }
+        Ok(answers)
+    }
+
+    fn keeps_order(&self) -> bool {
+        true
+    }
+}
+
+/// Those behind a message that fails until it is dead were never tried, so they do not die with it.
+pub async fn messages_behind_a_failing_one_of_their_key_outlive_it<T: Subject>(subject: T) {
+    let inbox = Inbox::new(subject.store());
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    broker.refuse([("00".to_owned(), SendFailure::Retry("nacked".to_owned()))]);
+    publish(&subject, 4, &["a", "b"]).await;
+    let relay = || Relay::new(Orderly(broker.clone())).backoff(ten_seconds()).max_attempts(3);
+    for _ in 0..3 {
+        run(inbox.clone()).relay(relay()).drain().await.unwrap();
+        subject.clock().advance(HOUR);
+    }
+    run(inbox.clone()).relay(relay()).drain().await.unwrap();
+    assert_eq!(ids_sent(&broker), ["01", "03", "02"]);
+    assert_eq!(inbox.counters().get("", Counter::SendFailed), 3, "only the first message was tried in vain");
+    let status = inbox.store().outbox().await.unwrap().remove(0);
+    assert_eq!((status.waiting, status.dead), (0, 1));
+}
+
 /// A sink that cannot be reached says nothing about the messages.
 pub async fn a_sink_that_is_away_blames_no_message<T: Subject>(subject: T) {
     let inbox = Inbox::new(subject.store());

@@ -1,0 +1,116 @@
+//! Connections that break or stand half open, through a proxy whose address Tansu tells its clients.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use oncebox_core::mapping::Delivered;
+use oncebox_core::{Message, Settle, Sink, Source};
+use oncebox_kafka::{KafkaSink, KafkaSinkConfig, KafkaSource, KafkaSourceConfig};
+use oncebox_testkit::{Proxy, until};
+use support::Plain;
+use xtask::tansu::PrivateTansu;
+
+const TOPIC: &str = "orders";
+const GROUP: &str = "shop";
+const LIMIT: Duration = Duration::from_secs(60);
+
+struct Behind {
+    // Before the server, so that it ends first.
+    proxy: Proxy,
+    servers: String,
+    plain: Plain,
+    _server: PrivateTansu,
+}
+
+/// Everybody, the plain client too, goes through the proxy; `None` when Tansu is not built.
+async fn start() -> Option<Behind> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let server = support::tansu_behind(port)?;
+    let address: SocketAddr = server.url().parse().unwrap();
+    let proxy = Proxy::start_at(port, address).await;
+    tokio::task::block_in_place(|| server.create_topic(TOPIC, 1)).unwrap();
+    let servers = proxy.address().to_string();
+    Some(Behind { proxy, plain: Plain::new(&servers), servers, _server: server })
+}
+
+fn messages(lot: usize) -> Vec<Message> {
+    (0..50).map(|number| Message::new("k", "x").id(format!("m-{lot}-{number:02}"))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_loses_nothing_to_broken_and_half_open_connections() {
+    let Some(behind) = start().await else { return };
+    let config = KafkaSourceConfig::new(&behind.servers, TOPIC)
+        .group(GROUP)
+        .property("session.timeout.ms", "6000")
+        .property("heartbeat.interval.ms", "500")
+        .property("socket.timeout.ms", "2000")
+        .property("fetch.wait.max.ms", "100")
+        .property("reconnect.backoff.max.ms", "500");
+    let mut source = KafkaSource::new("orders", config).unwrap();
+    let mut seen = BTreeSet::new();
+    for lot in 0..6 {
+        let deliveries: Vec<Delivered> =
+            messages(lot).iter().map(|one| support::delivery(one, Some(one.id.as_bytes()))).collect();
+        behind.plain.put(TOPIC, None, &deliveries).await;
+        let take = async {
+            while seen.len() < 50 * (lot + 1) {
+                let Ok(next) = source.next(20).await else { continue };
+                seen.extend(next.iter().map(|one| one.message.id.clone()));
+                source
+                    .settle(next.into_iter().map(|one| (one.receipt, Settle::Accept)).collect())
+                    .await
+                    .unwrap();
+            }
+        };
+        tokio::time::timeout(LIMIT, take).await.unwrap_or_else(|_| panic!("lot {lot} did not come"));
+        if lot == 3 { behind.proxy.freeze() } else { behind.proxy.cut() }
+    }
+    assert!(behind.proxy.connections() > 6);
+    until("all is committed", || async {
+        behind.plain.pending(GROUP, TOPIC, 1).is_some_and(|pending| pending == 0)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sink_loses_nothing_to_broken_and_half_open_connections() {
+    let Some(behind) = start().await else { return };
+    let config = KafkaSinkConfig::new(&behind.servers, TOPIC)
+        .property("message.timeout.ms", "5000")
+        .property("socket.timeout.ms", "2000")
+        .property("reconnect.backoff.max.ms", "500");
+    let sink = KafkaSink::new(config).unwrap();
+    let mut confirmed = BTreeSet::new();
+    for lot in 0..6 {
+        let messages = messages(lot);
+        if lot == 3 {
+            behind.proxy.freeze()
+        } else {
+            behind.proxy.cut()
+        }
+        until("the lot is confirmed", || async {
+            let sent = sink.send(&messages);
+            let breaks = async {
+                tokio::task::yield_now().await;
+                if lot % 2 == 1 {
+                    behind.proxy.cut();
+                }
+            };
+            let (answers, ()) = tokio::join!(sent, breaks);
+            answers.is_ok_and(|answers| answers.iter().all(Result::is_ok))
+        })
+        .await;
+        confirmed.extend(messages.into_iter().map(|message| message.id));
+    }
+    until("all that was confirmed is there", || async {
+        let taken: BTreeSet<String> = behind.plain.taken(TOPIC).into_iter().map(|taken| taken.id).collect();
+        taken.is_superset(&confirmed)
+    })
+    .await;
+}

@@ -143,6 +143,14 @@ impl Inner {
         results: &[Sent],
         release: bool,
     ) -> Result<(), Error> {
+        // The common case. Locking the rows first, as the rest needs it, would write each of them twice.
+        if !release && results.iter().all(|sent| matches!(sent.outcome, SendOutcome::Confirmed)) {
+            return autocommit!(self, |connection| {
+                let seqs: Vec<i64> = results.iter().map(|sent| sent.seq).collect();
+                self.sql.remove_outgoing.query().bind(sink).bind(seqs).execute(&mut *connection).await?;
+                Ok(())
+            });
+        }
         autocommit!(self, |connection| {
             let (mut outcomes, mut delays, mut errors) = (Vec::new(), Vec::new(), Vec::new());
             for sent in results {

@@ -152,7 +152,7 @@ statements! {
     known_handlers, lease, lease_outgoing, lock_cursors, lock_lanes, matching, migration_applied, migration_lock,
     migration_table, migrations, no_jit, once, outbox_status, park, promote, publish, purge_attempt, purge_conflict,
     purge_counter, purge_delivery, purge_log, purge_seen, read_lanes, read_outgoing, receive, receive_new, register,
-    register_cursors, relay_rows, release, release_held, rename, renew, replay, replay_outgoing, revoke, set_paused,
+    register_cursors, relay_rows, release, release_held, remove_outgoing, rename, renew, replay, replay_outgoing, revoke, set_paused,
     settings, settle, settle_outgoing, sweep_lock, sweep_move,
 }
 

@@ -19,10 +19,6 @@ pub(crate) const BATCH: usize = 1000;
 const CALLERS: usize = 8;
 /// The payload, in bytes.
 const PAYLOAD: usize = 210;
-/// How many callers warm up, at once, so that every connection gets its share.
-const WARMERS: usize = 12;
-/// How often each of them does everything once: a server plans a statement's first runs on a connection anew.
-const WARM_UPS: usize = 10;
 /// How many idle latencies are measured.
 const LATENCIES: usize = 200;
 
@@ -36,7 +32,7 @@ type Tables<T> = <<T as crate::target::Target>::Store as Store>::Connection;
 
 /// Measures everything and removes its tables again.
 pub(crate) async fn all<T: Yard>(place: &Place, plan: &Plan) -> Result<Report, String> {
-    let bar = progress_bar(plan, plan.rounds * 13 + 2);
+    let bar = progress_bar(plan, plan.rounds * 12 + 2);
     let mut rounds = Vec::new();
     for _ in 0..plan.rounds {
         rounds.push(on_fresh_tables::<T, _, _>(place, async |yard| round(&yard, plan, &bar).await).await?);
@@ -135,11 +131,7 @@ async fn round<T: Yard>(yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Roun
     };
 
     let single = single_inbox(yard, "single");
-    let batch = batch_inbox(yard, "set");
     run(single.clone()).drain().await.map_err(text)?;
-    run(batch.clone()).drain().await.map_err(text)?;
-    step("warming up");
-    try_join_all((0..WARMERS).map(|warmer| warm_up(yard, &single, &batch, warmer))).await?;
     step("bare insert");
     let rows = rows("floor", fast);
     figures.floor_insert = rate(fast, async {
@@ -181,7 +173,7 @@ async fn round<T: Yard>(yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Roun
         Ok(())
     })
     .await?;
-    // Past what was stored for the other handler.
+    let batch = batch_inbox(yard, "set");
     run(batch.clone()).drain().await.map_err(text)?;
     receive(&batch, &messages("set", "set", fast)).await?;
     step("process, set-based");
@@ -227,34 +219,6 @@ async fn round<T: Yard>(yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Roun
     })
     .await?;
     Ok(figures)
-}
-
-/// Does a little of everything that is measured, ours and theirs: a service runs longer than its connections' first
-/// statements, which are the dear ones.
-async fn warm_up<T: Yard>(
-    yard: &T,
-    single: &Inbox<T::Store>,
-    batch: &Inbox<T::Store>,
-    warmer: usize,
-) -> Result<(), String> {
-    for turn in 0..WARM_UPS {
-        let name = format!("warm-{warmer}-{turn}");
-        let few = rows(&name, 2);
-        let ids = [id(&name, 0), id(&name, 1)];
-        yard.floor_insert(&few).await.map_err(text)?;
-        yard.floor_loop(&ids).await.map_err(text)?;
-        yard.floor_batch(&ids).await.map_err(text)?;
-        yard.recipe_ingest(&few[0]).await.map_err(text)?;
-        yard.recipe_process(false).await.map_err(text)?;
-        yard.recipe_ingest(&few[1]).await.map_err(text)?;
-        yard.recipe_process(true).await.map_err(text)?;
-        for (inbox, kind) in [(single, "single"), (batch, "set")] {
-            receive(inbox, &messages(kind, &format!("{name}-{kind}"), BATCH / 50)).await?;
-            run(inbox.clone()).drain().await.map_err(text)?;
-        }
-        single.process_all(messages("single", &format!("{name}-inline"), 2)).await.map_err(text)?;
-    }
-    Ok(())
 }
 
 async fn recipe<T: Yard>(yard: &T, set_based: bool) -> Result<(), String> {

@@ -4,6 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Fuse, FusedFuture};
+use tokio::time::Instant;
+
 use crate::counters::Counter;
 use crate::engine::new_token;
 use crate::error::{Error, ErrorKind};
@@ -15,8 +19,11 @@ use crate::store::{AskOutgoing, Outgoing, SendOutcome, Sent, Store, Token};
 /// How long lanes of the outbox stay ours without being asked for again. Longer than one call of a sink may take.
 const LANES_FOR: Duration = Duration::from_secs(30);
 
+/// How many lots of the sink's size are leased at once, so that some can be written down while others are sent.
+const LOTS: usize = 4;
+
 /// Sends what is due until nothing is. Answers whether anything was sent or tried.
-pub(crate) async fn step<St: Store, S, K: Sink>(
+pub(crate) async fn step<St: Store, S: Send + Sync, K: Sink>(
     inbox: &Inbox<St, S>,
     relay: &Relay<K>,
     stop: impl Fn() -> bool,
@@ -27,7 +34,7 @@ pub(crate) async fn step<St: Store, S, K: Sink>(
         if stop() {
             break Ok(());
         }
-        let limit = if relay.careful.load(Ordering::Relaxed) { 1 } else { relay.batch };
+        let limit = if relay.careful.load(Ordering::Relaxed) { 1 } else { relay.batch * LOTS };
         let ask = AskOutgoing { sink: &relay.name, token, limit, lease_for: LANES_FOR };
         let due = match inbox.store.lease_outgoing(&ask).await {
             Ok(due) if due.is_empty() => {
@@ -67,23 +74,28 @@ async fn bury_unreadable<St: Store, S, K: Sink>(
     if !unreadable.is_empty() {
         let reason = |outgoing: &Outgoing| outgoing.unreadable.clone().unwrap_or_default();
         let answers = unreadable.iter().map(|outgoing| Err(SendFailure::Permanent(reason(outgoing))));
-        let answers = answers.collect();
-        settle(inbox, relay, token, &unreadable, answers, &mut HashSet::new()).await?;
+        let judged = judge(inbox, relay, &unreadable, answers.collect(), &mut HashSet::new());
+        write(inbox, relay, token, judged).await?;
     }
     Ok(due)
 }
 
-/// Sends one lot, in waves where the sink does not keep order by itself.
-async fn send<St: Store, S, K: Sink>(
+/// Sends what was leased, in lots of the sink's size, in waves where the sink does not keep order by itself.
+///
+/// What became of a wave is written while the next ones are on their way. If that fails, or the process dies, the waves
+/// not yet written are sent again.
+async fn send<St: Store, S: Send + Sync, K: Sink>(
     inbox: &Inbox<St, S>,
     relay: &Relay<K>,
     token: Token,
     due: Vec<Outgoing>,
 ) -> Result<(), Error> {
-    let waves = if relay.sink.keeps_order() { vec![due] } else { waves(due) };
-    // Keys with a message that was not confirmed: what comes after it in this lot waits with it.
+    let leased_at = Instant::now();
+    // Keys with a message that was not confirmed: what comes after it in this lease waits with it.
     let mut stuck: HashSet<String> = HashSet::new();
-    for wave in waves {
+    let mut ledger = Ledger { inbox, relay, token, waiting: Judged::default(), writing: Fuse::terminated() };
+    let mut sent_one = false;
+    for wave in lots(due, relay) {
         let wave: Vec<Outgoing> = wave
             .into_iter()
             .filter(|outgoing| !outgoing.message.key.as_ref().is_some_and(|key| stuck.contains(key)))
@@ -91,44 +103,120 @@ async fn send<St: Store, S, K: Sink>(
         if wave.is_empty() {
             continue;
         }
-        let messages: Vec<Message> = wave.iter().map(|outgoing| outgoing.message.clone()).collect();
-        let sending = tokio::time::timeout(relay.timeout, relay.sink.send(&messages)).await;
-        let answers = match sending {
-            Ok(Ok(answers)) => answers,
-            Ok(Err(error)) => {
-                let text = format!("sink `{}` cannot be reached", relay.name);
-                return Err(Error::caused(ErrorKind::Unavailable, text, error));
+        // The lanes might be somebody else's before this wave is answered for; the rest is leased again.
+        if sent_one && leased_at.elapsed() + relay.timeout > LANES_FOR * 14 / 15 {
+            break;
+        }
+        let answers = ledger.write_during(send_wave(relay, &wave)).await;
+        sent_one = true;
+        match answers {
+            Ok(answers) => ledger.waiting.append(judge(inbox, relay, &wave, answers, &mut stuck)),
+            Err(error) => {
+                // What earlier waves came to is known, and not to be sent again.
+                ledger.finish().await?;
+                return Err(error);
             }
-            // Alone, it is the message's own doing; in a lot, nobody can tell, so they go one by one.
-            Err(_) if messages.len() == 1 => {
-                relay.careful.store(false, Ordering::Relaxed);
-                vec![Err(SendFailure::Retry(format!(
-                    "the sink did not confirm it within {:?}",
-                    relay.timeout
-                )))]
-            }
-            Err(_) => {
-                relay.careful.store(true, Ordering::Relaxed);
-                let text = format!("sink `{}` did not confirm within {:?}", relay.name, relay.timeout);
-                return Err(Error::new(ErrorKind::Unavailable, text));
-            }
-        };
-        settle(inbox, relay, token, &wave, answers, &mut stuck).await?;
+        }
     }
-    Ok(())
+    ledger.finish().await
 }
 
-async fn settle<St: Store, S, K: Sink>(
+/// Writes what became of waves, one statement at a time; what comes meanwhile is written together by the next one.
+struct Ledger<'a, St: Store, S, K> {
+    inbox: &'a Inbox<St, S>,
+    relay: &'a Relay<K>,
+    token: Token,
+    waiting: Judged,
+    writing: Fuse<BoxFuture<'a, Result<(), Error>>>,
+}
+
+impl<St: Store, S: Send + Sync, K: Sink> Ledger<'_, St, S, K> {
+    /// Writes while this future runs. An error of the store ends both.
+    async fn write_during<T>(&mut self, sending: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let mut sending = std::pin::pin!(sending);
+        loop {
+            self.start();
+            tokio::select! {
+                answers = &mut sending => return answers,
+                written = &mut self.writing => written?,
+            }
+        }
+    }
+
+    /// Writes what is left.
+    async fn finish(&mut self) -> Result<(), Error> {
+        loop {
+            self.start();
+            if self.writing.is_terminated() {
+                return Ok(());
+            }
+            (&mut self.writing).await?;
+        }
+    }
+
+    fn start(&mut self) {
+        let idle = self.writing.is_terminated();
+        if idle && !self.waiting.results.is_empty() {
+            let judged = std::mem::take(&mut self.waiting);
+            self.writing = write(self.inbox, self.relay, self.token, judged).boxed().fuse();
+        }
+    }
+}
+
+/// One call of the sink.
+async fn send_wave<K: Sink>(
+    relay: &Relay<K>,
+    wave: &[Outgoing],
+) -> Result<Vec<Result<(), SendFailure>>, Error> {
+    let messages: Vec<Message> = wave.iter().map(|outgoing| outgoing.message.clone()).collect();
+    let sending = tokio::time::timeout(relay.timeout, relay.sink.send(&messages)).await;
+    match sending {
+        Ok(Ok(answers)) => Ok(answers),
+        Ok(Err(error)) => {
+            let text = format!("sink `{}` cannot be reached", relay.name);
+            Err(Error::caused(ErrorKind::Unavailable, text, error))
+        }
+        // Alone, it is the message's own doing; in a lot, nobody can tell, so they go one by one.
+        Err(_) if messages.len() == 1 => {
+            relay.careful.store(false, Ordering::Relaxed);
+            let text = format!("the sink did not confirm it within {:?}", relay.timeout);
+            Ok(vec![Err(SendFailure::Retry(text))])
+        }
+        Err(_) => {
+            relay.careful.store(true, Ordering::Relaxed);
+            let text = format!("sink `{}` did not confirm within {:?}", relay.name, relay.timeout);
+            Err(Error::new(ErrorKind::Unavailable, text))
+        }
+    }
+}
+
+/// What became of a wave, not yet written.
+#[derive(Debug, Default)]
+struct Judged {
+    results: Vec<Sent>,
+    sent: usize,
+    failed: usize,
+    dead: usize,
+}
+
+impl Judged {
+    fn append(&mut self, later: Self) {
+        self.results.extend(later.results);
+        self.sent += later.sent;
+        self.failed += later.failed;
+        self.dead += later.dead;
+    }
+}
+
+fn judge<St: Store, S, K: Sink>(
     inbox: &Inbox<St, S>,
     relay: &Relay<K>,
-    token: Token,
     wave: &[Outgoing],
     answers: Vec<Result<(), SendFailure>>,
     stuck: &mut HashSet<String>,
-) -> Result<(), Error> {
-    let (mut sent, mut failed, mut dead) = (0, 0, 0);
+) -> Judged {
+    let mut judged = Judged { results: Vec::with_capacity(wave.len()), ..Judged::default() };
     let mut answers = answers.into_iter();
-    let mut results = Vec::with_capacity(wave.len());
     // Keys with a message in this wave that is to be tried again, or was for the last time.
     let mut untried: HashSet<&String> = HashSet::new();
     for outgoing in wave {
@@ -138,21 +226,25 @@ async fn settle<St: Store, S, K: Sink>(
         let attempt = outgoing.attempts + 1;
         let key = outgoing.message.key.as_ref();
         let outcome = match answer {
-            // A sink that keeps order did not try it, because of the one before it: it waits with that one.
-            Err(SendFailure::Retry(_)) if key.is_some_and(|key| untried.contains(key)) => continue,
+            // A sink that keeps order did not try it, because of the one before it: it waits with that one, and what is
+            // leased after it waits with it.
+            Err(SendFailure::Retry(_)) if key.is_some_and(|key| untried.contains(key)) => {
+                stuck.extend(key.cloned());
+                continue;
+            }
             Ok(()) => {
-                sent += 1;
+                judged.sent += 1;
                 SendOutcome::Confirmed
             }
             Err(SendFailure::Retry(error)) if attempt < relay.max_attempts => {
                 untried.extend(key);
-                failed += 1;
+                judged.failed += 1;
                 SendOutcome::Retry(relay.backoff.delay(attempt, inbox.shared.seed.next()), error)
             }
             Err(failure) => {
                 untried.extend(key.filter(|_| matches!(failure, SendFailure::Retry(_))));
-                failed += 1;
-                dead += 1;
+                judged.failed += 1;
+                judged.dead += 1;
                 let (SendFailure::Retry(error) | SendFailure::Permanent(error)) = failure;
                 SendOutcome::Dead(error)
             }
@@ -160,7 +252,21 @@ async fn settle<St: Store, S, K: Sink>(
         if matches!(outcome, SendOutcome::Retry(..)) {
             stuck.extend(key.cloned());
         }
-        results.push(Sent { seq: outgoing.seq, outcome });
+        judged.results.push(Sent { seq: outgoing.seq, outcome });
+    }
+    judged
+}
+
+/// Writes what became of a wave, then counts it.
+async fn write<St: Store, S, K: Sink>(
+    inbox: &Inbox<St, S>,
+    relay: &Relay<K>,
+    token: Token,
+    judged: Judged,
+) -> Result<(), Error> {
+    let Judged { results, sent, failed, dead } = judged;
+    if results.is_empty() {
+        return Ok(());
     }
     inbox.store.settle_outgoing(&relay.name, token, &results, false).await?;
     let counters = &inbox.shared.counters;
@@ -171,6 +277,21 @@ async fn settle<St: Store, S, K: Sink>(
         tracing::warn!(sink = relay.name, dead, "outgoing messages were refused for good");
     }
     Ok(())
+}
+
+/// Splits a lease into what goes to the sink in one call each.
+fn lots<K: Sink>(mut due: Vec<Outgoing>, relay: &Relay<K>) -> Vec<Vec<Outgoing>> {
+    let mut lots = Vec::new();
+    while !due.is_empty() {
+        let rest = due.split_off(due.len().min(relay.batch));
+        let lot = std::mem::replace(&mut due, rest);
+        if relay.sink.keeps_order() {
+            lots.push(lot);
+        } else {
+            lots.extend(waves(lot));
+        }
+    }
+    lots
 }
 
 /// Splits a lot so that no key appears twice in a wave; messages without a key go in the first.

@@ -47,7 +47,7 @@ impl Inner {
         reading!(self, |connection| {
             let (state, failed) = stored_state(filter.state);
             let most = limit(filter.limit.unwrap_or(100));
-            let rows = filtered(&self.sql.deliveries, self.shift(), filter, state, failed, most)
+            let rows = filtered(&self.sql.deliveries, self.shift(), filter, state, failed, None, most)
                 .fetch_all(&mut *connection)
                 .await?;
             let ids: Vec<i64> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
@@ -77,6 +77,17 @@ impl Inner {
                     ))
                 })
                 .collect()
+        })
+    }
+
+    pub(crate) async fn count_deliveries(&self, filter: &DeliveryFilter, most: u64) -> Result<u64, Error> {
+        let (state, failed) = stored_state(filter.state);
+        let most = most.min(filter.limit.map_or(u64::MAX, |limit| limit as u64));
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        reading!(self, |connection| {
+            let statement = &self.sql.count_deliveries;
+            let count = filtered(statement, self.shift(), filter, state, failed, None, most);
+            amount(&count.fetch_one(&mut *connection).await?, 0)
         })
     }
 
@@ -133,7 +144,7 @@ impl Inner {
         filter: &DeliveryFilter,
     ) -> Result<Vec<DeadLetter>, Problem> {
         let most = filter.limit.map_or(i64::MAX, limit);
-        let rows = filtered(&self.sql.matching, self.shift(), filter, Some(state::DEAD), None, most)
+        let rows = filtered(&self.sql.matching, self.shift(), filter, Some(state::DEAD), None, None, most)
             .fetch_all(&mut *connection)
             .await?;
         rows.iter().map(DeadLetter::read).collect()
@@ -299,11 +310,13 @@ fn filtered<'q>(
     filter: &'q DeliveryFilter,
     state: Option<i8>,
     failed: Option<bool>,
+    upto: Option<i64>,
     most: i64,
 ) -> Query<'q, MySql, MySqlArguments> {
     let ids = (!filter.deliveries.is_empty()).then(|| list(filter.deliveries.iter().map(|id| id.0)));
     let bytes = |text: &'q Option<String>| text.as_deref().map(str::as_bytes);
     let since = filter.since.map(|since| since.as_microsecond());
+    let until = filter.until.map(|until| until.as_microsecond());
     let after = filter.after.map(|id| id.0);
     // Parameters have no numbers here, so each is bound as often as it is asked for.
     let mut query = statement.query(shift).bind(ids.clone()).bind(ids);
@@ -318,8 +331,12 @@ fn filtered<'q>(
         .bind(failed)
         .bind(since)
         .bind(since)
+        .bind(until)
+        .bind(until)
         .bind(after)
         .bind(after)
+        .bind(upto)
+        .bind(upto)
         .bind(most)
 }
 

@@ -457,6 +457,7 @@ macro_rules! statements {
 }
 
 statements! {
+    add_audit, add_token, audit, count_deliveries, paused_sources, remove_token, set_source_paused, tokens,
     catalog, clock, conflicts, counts, cursors, deliveries, delete_done, delete_outgoing, delete_tally, discard, engines,
     fold_tally, forget_counter, forget_cursors,
     forget_deliveries, forget_handler, free_lanes, handlers, held_keys, history, known, known_handlers, lease,

@@ -43,7 +43,7 @@ impl Inner {
         autocommit!(self, |connection| {
             let (state, failed) = stored_state(filter.state);
             let most = limit(filter.limit.unwrap_or(100));
-            let rows = filtered(&self.sql.deliveries, filter, state, failed, Some(most))
+            let rows = filtered(&self.sql.deliveries, filter, state, failed, None, Some(most))
                 .fetch_all(&mut *connection)
                 .await?;
             let ids: Vec<i64> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
@@ -72,6 +72,16 @@ impl Inner {
                     ))
                 })
                 .collect()
+        })
+    }
+
+    pub(crate) async fn count_deliveries(&self, filter: &DeliveryFilter, most: u64) -> Result<u64, Error> {
+        let (state, failed) = stored_state(filter.state);
+        let most = most.min(filter.limit.map_or(u64::MAX, |limit| limit as u64));
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        autocommit!(self, |connection| {
+            let count = filtered(&self.sql.count_deliveries, filter, state, failed, None, Some(most));
+            amount(&count.fetch_one(&mut *connection).await?, 0)
         })
     }
 
@@ -133,7 +143,8 @@ impl Inner {
         connection: &mut PgConnection,
         filter: &DeliveryFilter,
     ) -> Result<Vec<DeadLetter>, Problem> {
-        let rows = filtered(&self.sql.matching, filter, Some(state::DEAD), None, filter.limit.map(limit))
+        let most = filter.limit.map(limit);
+        let rows = filtered(&self.sql.matching, filter, Some(state::DEAD), None, None, most)
             .fetch_all(&mut *connection)
             .await?;
         rows.iter().map(DeadLetter::read).collect()
@@ -265,6 +276,7 @@ fn filtered<'q>(
     filter: &'q DeliveryFilter,
     state: Option<i16>,
     failed: Option<bool>,
+    upto: Option<i64>,
     most: Option<i64>,
 ) -> Query<'q, Postgres, PgArguments> {
     statement
@@ -279,7 +291,9 @@ fn filtered<'q>(
         .bind(&filter.key)
         .bind(&filter.error)
         .bind(filter.since.map(|since| since.as_microsecond()))
+        .bind(filter.until.map(|until| until.as_microsecond()))
         .bind(filter.after.map(|id| id.0))
+        .bind(upto)
         .bind(most)
 }
 

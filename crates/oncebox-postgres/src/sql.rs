@@ -147,6 +147,7 @@ macro_rules! statements {
 }
 
 statements! {
+    add_audit, add_token, audit, count_deliveries, paused_sources, remove_token, set_source_paused, tokens,
     add_counts, announce, begin_inline, begin_leased, begin_plain, catalog, claim, commit_done, commit_lanes,
     conflict, conflicts, counts, deliveries, discard, fold_tally, forget, handlers, heal, history, known,
     known_handlers, lease, lease_outgoing, lock_cursors, lock_lanes, matching, migration_applied, migration_lock,

@@ -39,22 +39,8 @@ impl SqliteStore {
     }
 
     pub(crate) async fn list_deliveries(&self, filter: &DeliveryFilter) -> Result<Vec<DeliveryInfo>, Error> {
-        let (state, failed) = match filter.state {
-            None => (None, None),
-            Some(DeliveryState::Waiting) => (Some(READY), Some(false)),
-            Some(DeliveryState::Retrying) => (Some(READY), Some(true)),
-            Some(DeliveryState::Held) => (Some(HELD), None),
-            Some(DeliveryState::Scheduled) => (Some(SCHEDULED), None),
-            Some(DeliveryState::Dead) => (Some(DEAD), None),
-            Some(DeliveryState::Discarded) => (Some(DISCARDED), None),
-            Some(other) => {
-                return Err(Error::invalid(format!(
-                    "deliveries cannot be listed by state `{}`",
-                    other.as_str()
-                )));
-            }
-        };
-        let rows = bind_filter(&self.sql.deliveries, filter)
+        let (state, failed) = stored_state(filter.state)?;
+        let rows = bind_filter(&self.sql.deliveries, filter, None)
             .bind(state)
             .bind(failed)
             .fetch_all(&self.pool)
@@ -88,6 +74,16 @@ impl SqliteStore {
                 ))
             })
             .collect()
+    }
+
+    pub(crate) async fn count_matching(&self, filter: &DeliveryFilter, most: u64) -> Result<u64, Error> {
+        let (state, failed) = stored_state(filter.state)?;
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let most = filter.limit.map_or(most, |limit| limit.min(most));
+        let bounded = filter.clone().limit(most);
+        let count_rows = bind_filter(&self.sql.count_deliveries, &bounded, None).bind(state).bind(failed);
+        let row = count_rows.fetch_one(&self.pool).await.map_err(classify)?;
+        Ok(count(get(&row, 0)?))
     }
 
     pub(crate) async fn replay_dead(&self, filter: &DeliveryFilter) -> Result<u64, Error> {
@@ -139,8 +135,10 @@ impl SqliteStore {
         connection: &mut SqliteConnection,
         filter: &DeliveryFilter,
     ) -> Result<Vec<i64>, Error> {
-        let rows =
-            bind_filter(&self.sql.replay_candidates, filter).fetch_all(connection).await.map_err(classify)?;
+        let rows = bind_filter(&self.sql.replay_candidates, filter, None)
+            .fetch_all(connection)
+            .await
+            .map_err(classify)?;
         rows.iter().map(|row| get(row, 0)).collect()
     }
 
@@ -228,8 +226,8 @@ impl SqliteStore {
     }
 }
 
-/// Binds what all statements with a filter have in common: `?1` to `?10`.
-fn bind_filter<'a>(text: &Arc<str>, filter: &DeliveryFilter) -> SqliteQuery<'a> {
+/// Binds what all statements with a filter have in common: `?1` to `?12`.
+fn bind_filter<'a>(text: &Arc<str>, filter: &DeliveryFilter, upto: Option<i64>) -> SqliteQuery<'a> {
     let ids = (!filter.deliveries.is_empty()).then(|| list(filter.deliveries.iter().map(|id| id.0)));
     query(text)
         .bind(ids)
@@ -240,8 +238,27 @@ fn bind_filter<'a>(text: &Arc<str>, filter: &DeliveryFilter) -> SqliteQuery<'a> 
         .bind(filter.key.clone())
         .bind(filter.error.clone())
         .bind(filter.since.map(jiff::Timestamp::as_microsecond))
+        .bind(filter.until.map(jiff::Timestamp::as_microsecond))
         .bind(filter.after.map(|id| id.0))
+        .bind(upto)
         .bind(filter.limit.map(limit))
+}
+
+/// The stored state, and whether a last error must be there or not.
+fn stored_state(wanted: Option<DeliveryState>) -> Result<(Option<i64>, Option<bool>), Error> {
+    Ok(match wanted {
+        None => (None, None),
+        Some(DeliveryState::Waiting) => (Some(READY), Some(false)),
+        Some(DeliveryState::Retrying) => (Some(READY), Some(true)),
+        Some(DeliveryState::Held) => (Some(HELD), None),
+        Some(DeliveryState::Scheduled) => (Some(SCHEDULED), None),
+        Some(DeliveryState::Dead) => (Some(DEAD), None),
+        Some(DeliveryState::Discarded) => (Some(DISCARDED), None),
+        Some(other) => {
+            let text = format!("deliveries cannot be listed by state `{}`", other.as_str());
+            return Err(Error::invalid(text));
+        }
+    })
 }
 
 fn delivery_state(state: i64, failed: bool) -> Result<DeliveryState, Error> {

@@ -77,6 +77,14 @@ macro_rules! statements {
 }
 
 statements!(
+    add_audit,
+    add_token,
+    audit,
+    count_deliveries,
+    paused_sources,
+    remove_token,
+    set_source_paused,
+    tokens,
     add_counts,
     begin_lanes,
     claim,

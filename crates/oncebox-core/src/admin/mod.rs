@@ -5,6 +5,7 @@ mod finding;
 mod replay;
 mod search;
 mod store;
+mod stored_filter;
 mod token;
 
 pub use audit::{Audit, AuditEntry};
@@ -14,7 +15,7 @@ pub use search::{
     HandlerState, HeaderMatch, MessageHit, MessageInfo, MessagePage, MessageSearch, PayloadMatch, Progress,
 };
 pub use store::AdminStore;
-pub use token::{Role, TokenInfo};
+pub use token::{LONGEST_NAME, Role, TokenInfo, check_name};
 
 use std::time::Duration;
 

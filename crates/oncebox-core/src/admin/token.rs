@@ -2,6 +2,8 @@
 
 use jiff::Timestamp;
 
+use crate::error::Error;
+
 /// What a token allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
@@ -30,6 +32,20 @@ impl Role {
     pub fn from_word(word: &str) -> Option<Self> {
         [Self::Ingest, Self::Read, Self::Operate, Self::Admin].into_iter().find(|role| role.as_str() == word)
     }
+}
+
+/// The longest name of a source or a token, in bytes.
+pub const LONGEST_NAME: usize = 255;
+
+/// Refuses a name that not every store can keep: an empty one, one over [`LONGEST_NAME`], one with a NUL.
+pub fn check_name(what: &str, name: &str) -> Result<(), Error> {
+    if name.is_empty() || name.len() > LONGEST_NAME || name.contains('\0') {
+        return Err(Error::invalid(format!(
+            "the name of a {what} has {} bytes; give it 1 to {LONGEST_NAME} bytes without NUL",
+            name.len()
+        )));
+    }
+    Ok(())
 }
 
 /// A token as a store keeps it: never the token itself.

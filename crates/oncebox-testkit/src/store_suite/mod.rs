@@ -11,6 +11,7 @@ pub mod handlers;
 pub mod identity;
 pub mod inline;
 pub mod limits;
+pub mod operating;
 pub mod ordering;
 pub mod outbox;
 pub mod outside;
@@ -210,6 +211,12 @@ macro_rules! store_suite {
             a_pause_is_remembered_by_the_store,
             retries_and_outside_calls_of_a_paused_handler_wait,
             pausing_an_unknown_handler_says_so,
+        }
+        $crate::cases! { $subject, store_suite, operating:
+            a_paused_source_is_remembered_by_the_store,
+            every_change_is_written_down_in_order,
+            a_token_is_kept_under_its_name_until_it_is_removed,
+            deliveries_are_counted_and_bounded_in_time,
         }
         $crate::cases! { $subject, store_suite, running:
             a_badly_behaved_source_has_each_effect_once_when_stored,

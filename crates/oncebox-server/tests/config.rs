@@ -75,6 +75,7 @@ const CHANGES: &[(&str, &str, &str)] = &[
     ("defaults.source.http", "kind", "\"k\""),
     ("defaults.source.http", "key", "\"json:/key\""),
     ("defaults.source.http", "scope", "\"other\""),
+    ("defaults.source.http", "token", "\"always\""),
     ("defaults.source.http", "rate", "\"1/s\""),
     ("defaults.source.http", "keep_headers", "[]"),
     ("defaults.source.http", "verify", "{ scheme = \"github\", secret = \"x\" }"),

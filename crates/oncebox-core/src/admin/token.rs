@@ -28,6 +28,22 @@ impl Role {
         }
     }
 
+    /// Whether who has this role may do what needs that one.
+    ///
+    /// ```
+    /// use oncebox_core::admin::Role;
+    ///
+    /// assert!(Role::Operate.allows(Role::Read) && !Role::Operate.allows(Role::Ingest));
+    /// assert!(Role::Admin.allows(Role::Ingest) && !Role::Ingest.allows(Role::Read));
+    /// ```
+    pub fn allows(self, needed: Self) -> bool {
+        match self {
+            Self::Admin => true,
+            Self::Operate => matches!(needed, Self::Operate | Self::Read),
+            Self::Read | Self::Ingest => self == needed,
+        }
+    }
+
     /// The role of that word.
     pub fn from_word(word: &str) -> Option<Self> {
         [Self::Ingest, Self::Read, Self::Operate, Self::Admin].into_iter().find(|role| role.as_str() == word)

@@ -457,6 +457,7 @@ macro_rules! statements {
 }
 
 statements! {
+    find_message, standing, deliveries_of, attempts_of, conflicts_of, start_replay, lock_replay, read_replay, list_replays, move_replay, cancel_replay,
     add_audit, add_token, audit, count_deliveries, paused_sources, remove_token, set_source_paused, tokens,
     catalog, clock, conflicts, counts, cursors, deliveries, delete_done, delete_outgoing, delete_tally, discard, engines,
     fold_tally, forget_counter, forget_cursors,

@@ -77,6 +77,16 @@ macro_rules! statements {
 }
 
 statements!(
+    find_message,
+    standing,
+    deliveries_of,
+    attempts_of,
+    conflicts_of,
+    start_replay,
+    read_replay,
+    list_replays,
+    move_replay,
+    cancel_replay,
     add_audit,
     add_token,
     audit,

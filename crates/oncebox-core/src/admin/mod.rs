@@ -2,6 +2,7 @@
 
 mod audit;
 mod finding;
+mod found;
 mod replay;
 mod search;
 mod store;
@@ -10,7 +11,8 @@ mod token;
 
 pub use audit::{Audit, AuditEntry};
 pub use finding::{Finding, Severity};
-pub use replay::{Replay, ReplayId, ReplayInfo, ReplayState};
+pub use found::{Found, Standing};
+pub use replay::{Pace, Replay, ReplayId, ReplayInfo, ReplayState};
 pub use search::{
     HandlerState, HeaderMatch, MessageHit, MessageInfo, MessagePage, MessageSearch, PayloadMatch, Progress,
 };

@@ -106,6 +106,10 @@ fn parameters<T: DeserializeOwned>(query: &str) -> Result<T, String> {
 }
 
 fn body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    // A list of values in the right order could be read as well, and nobody could tell what it means.
+    if bytes.trim_ascii_start().first() != Some(&b'{') {
+        return Err("it is no JSON object; send one".to_owned());
+    }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(told)?;
     reader.end().map_err(|_| "there is more after the JSON; send one object".to_owned())?;
@@ -280,6 +284,8 @@ pub(crate) mod tests {
             (r#"{"rows":[-1]}"#, "`rows[0]`: it is no number of a delivery"),
             (r#"{"rows":[1],"rows":[2]}"#, "duplicate field `rows`"),
             ("{", "EOF"),
+            ("[[1]]", "no JSON object"),
+            ("", "no JSON object"),
         ] {
             let wrong = json::<Sample>(text).unwrap_err();
             assert!(wrong.contains(expected), "{text}: {wrong}");

@@ -53,8 +53,11 @@ async fn rule_15_every_operation_is_for_the_roles_that_the_description_names() {
                 assert_eq!(ask(None).await, 200, "{path}");
                 continue;
             }
-            let needed = operation["security"].as_array().unwrap().last().unwrap()["token"][0].as_str().unwrap();
-            for nobody in [None, Some("x"), Some(revoked.as_str()), Some(""), Some("canary-0123456789-0123456780")] {
+            let needed =
+                operation["security"].as_array().unwrap().last().unwrap()["token"][0].as_str().unwrap();
+            for nobody in
+                [None, Some("x"), Some(revoked.as_str()), Some(""), Some("canary-0123456789-0123456780")]
+            {
                 assert_eq!(ask(nobody).await, 401, "{method} {path} as {nobody:?}");
             }
             for (role, token) in &roles {
@@ -93,7 +96,8 @@ fn fill(path: &str) -> String {
 async fn rule_13_a_token_is_shown_once_kept_as_a_hash_and_worthless_once_revoked() {
     let place = with_token();
     let service = place.serve(&[]);
-    let made = create(&service, CONFIGURED, json!({ "name": "desk", "role": "operate", "expires_in": "7d" })).await;
+    let made =
+        create(&service, CONFIGURED, json!({ "name": "desk", "role": "operate", "expires_in": "7d" })).await;
     let desk = made["token"].as_str().unwrap().to_owned();
     assert!(desk.starts_with("oncebox_") && desk.len() >= 8 + 48 && made["expires_at"].is_string(), "{made}");
     let again = service
@@ -101,14 +105,16 @@ async fn rule_13_a_token_is_shown_once_kept_as_a_hash_and_worthless_once_revoked
         .await;
     assert!(again.status == 409 && again.body.contains("revoke it first"), "{}", again.body);
     assert_eq!(service.ask_as(&desk, "GET", "/api/v1/status", None).await.status, 200);
-    let short = create(&service, CONFIGURED, json!({ "name": "short", "role": "read", "expires_in": "1s" })).await;
+    let short =
+        create(&service, CONFIGURED, json!({ "name": "short", "role": "read", "expires_in": "1s" })).await;
     let short = short["token"].as_str().unwrap();
     until("the short one has expired", || async {
         service.ask_as(short, "GET", "/api/v1/status", None).await.status == 401
     })
     .await;
     let listed = service.ask_as(CONFIGURED, "GET", "/api/v1/tokens", None).await;
-    let names: Vec<String> = listed.json()["tokens"].as_array().unwrap().iter().map(|one| one["name"].to_string()).collect();
+    let names: Vec<String> =
+        listed.json()["tokens"].as_array().unwrap().iter().map(|one| one["name"].to_string()).collect();
     assert_eq!(names, ["\"desk\"", "\"short\""]);
 
     // By somebody else, with the command: known here within a second or so.
@@ -116,16 +122,30 @@ async fn rule_13_a_token_is_shown_once_kept_as_a_hash_and_worthless_once_revoked
     let output = place.run(&["token", "create", "night", "--role", "read", "--store", &store]);
     assert!(output.status.success(), "{output:?}");
     let night = text(&output.stdout).trim().to_owned();
-    until("it is known", || async { service.ask_as(&night, "GET", "/api/v1/status", None).await.status == 200 }).await;
+    until("it is known", || async {
+        service.ask_as(&night, "GET", "/api/v1/status", None).await.status == 200
+    })
+    .await;
     let output = place.run(&["token", "list", "--store", &store]);
     assert!(text(&output.stdout).contains("night") && !text(&output.stdout).contains(&night), "{output:?}");
     assert!(place.run(&["token", "revoke", "night", "--store", &store]).status.success());
-    until("it is worthless", || async { service.ask_as(&night, "GET", "/api/v1/status", None).await.status == 401 })
-        .await;
+    until("it is worthless", || async {
+        service.ask_as(&night, "GET", "/api/v1/status", None).await.status == 401
+    })
+    .await;
     assert_eq!(place.run(&["token", "revoke", "night", "--store", &store]).status.code(), Some(1));
-    assert_eq!(place.run(&["token", "create", "desk", "--role", "read", "--store", &store]).status.code(), Some(1));
-    assert_eq!(place.run(&["token", "create", "x", "--role", "king", "--store", &store]).status.code(), Some(2));
-    assert_eq!(place.run(&["token", "create", "loopback", "--role", "read", "--store", &store]).status.code(), Some(2));
+    assert_eq!(
+        place.run(&["token", "create", "desk", "--role", "read", "--store", &store]).status.code(),
+        Some(1)
+    );
+    assert_eq!(
+        place.run(&["token", "create", "x", "--role", "king", "--store", &store]).status.code(),
+        Some(2)
+    );
+    assert_eq!(
+        place.run(&["token", "create", "loopback", "--role", "read", "--store", &store]).status.code(),
+        Some(2)
+    );
 
     // Here: at once.
     let revoked = service.ask_as(CONFIGURED, "DELETE", "/api/v1/tokens/desk", None).await;
@@ -171,7 +191,8 @@ async fn rule_26_every_wrong_guess_gets_the_same_answer_and_the_right_token_stil
         if guess == reader {
             continue;
         }
-        let answer = connection.ask("GET", "/api/v1/status", &format!("authorization: Bearer {guess}\r\n")).await;
+        let answer =
+            connection.ask("GET", "/api/v1/status", &format!("authorization: Bearer {guess}\r\n")).await;
         answers.insert((answer.status, answer.header("www-authenticate").map(str::to_owned), answer.body));
     }
     assert_eq!(answers.len(), 1, "{answers:?}");
@@ -230,11 +251,17 @@ async fn a_source_wants_a_token_as_its_section_says() {
         (post("auto", None).await, post("always", None).await, post("never", None).await),
         (202, 401, 202)
     );
-    let boss = service.ask("POST", "/api/v1/tokens", Some(&json!({ "name": "boss", "role": "admin" }))).await.json();
+    let boss =
+        service.ask("POST", "/api/v1/tokens", Some(&json!({ "name": "boss", "role": "admin" }))).await.json();
     let boss = boss["token"].as_str().unwrap();
     let mut tokens = Vec::new();
     for role in ["ingest", "read"] {
-        tokens.push(create(&service, boss, json!({ "name": role, "role": role })).await["token"].as_str().unwrap().to_owned());
+        tokens.push(
+            create(&service, boss, json!({ "name": role, "role": role })).await["token"]
+                .as_str()
+                .unwrap()
+                .to_owned(),
+        );
     }
     let (ingest, read) = (Some(tokens[0].as_str()), Some(tokens[1].as_str()));
     for source in ["auto", "always"] {
@@ -242,7 +269,11 @@ async fn a_source_wants_a_token_as_its_section_says() {
         assert!([200, 202].contains(&post(source, ingest).await), "{source}");
     }
     assert_eq!(post("never", None).await, 200);
-    assert_eq!((post("signed", None).await, post("signed", ingest).await), (401, 401), "the signature is missing");
+    assert_eq!(
+        (post("signed", None).await, post("signed", ingest).await),
+        (401, 401),
+        "the signature is missing"
+    );
     assert_eq!((post("both", read).await, post("both", ingest).await), (403, 401));
     assert_eq!((post("nobody", None).await, post("nobody", ingest).await), (401, 404));
 }

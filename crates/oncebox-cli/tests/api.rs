@@ -70,7 +70,9 @@ async fn the_api_tells_what_waits_what_failed_and_why() {
     service.send("m0", "order.placed", "{\"a\":1}").await;
     until("duplicates are counted", || async {
         let counts = duplicates().await["counts"].clone();
-        let count = |name: &str| counts.as_array().unwrap().iter().any(|one| one["name"] == name && one["value"] == 1);
+        let count = |name: &str| {
+            counts.as_array().unwrap().iter().any(|one| one["name"] == name && one["value"] == 1)
+        };
         count("duplicate") && count("conflict")
     })
     .await;
@@ -115,7 +117,10 @@ async fn audit(service: &Service) -> Vec<(String, String)> {
         let page = service.get(&format!("/api/v1/audit?limit=2{next}")).await.json();
         for entry in page["audit"].as_array().unwrap() {
             assert_eq!(entry["actor"], "loopback");
-            entries.push((entry["action"].as_str().unwrap().to_owned(), entry["target"].as_str().unwrap().to_owned()));
+            entries.push((
+                entry["action"].as_str().unwrap().to_owned(),
+                entry["target"].as_str().unwrap().to_owned(),
+            ));
         }
         let Some(before) = page["next"].as_i64() else { break };
         next = format!("&before={before}");
@@ -152,13 +157,18 @@ async fn handlers_and_sources_are_paused_and_resumed_and_the_audit_log_says_by_w
     assert_eq!(status(&service, "POST", "/api/v1/sources/nobody/pause", None).await, 404);
 
     let expected = [("pause", "ok"), ("resume", "ok"), ("pause", "default"), ("resume", "default")];
-    assert_eq!(audit(&service).await, expected.map(|(action, target)| (action.to_owned(), target.to_owned())));
+    assert_eq!(
+        audit(&service).await,
+        expected.map(|(action, target)| (action.to_owned(), target.to_owned()))
+    );
 }
 
-const FAILING: &str = "[handler.charge]\non = [\"order.*\"]\nsql = \"select no_such(:id)\"\nmax_attempts = 1\n";
+const FAILING: &str =
+    "[handler.charge]\non = [\"order.*\"]\nsql = \"select no_such(:id)\"\nmax_attempts = 1\n";
 
 async fn dead(service: &Service, handler: &str) -> usize {
-    let page = service.get(&format!("/api/v1/deliveries?state=dead&limit=1000&handler={handler}")).await.json();
+    let page =
+        service.get(&format!("/api/v1/deliveries?state=dead&limit=1000&handler={handler}")).await.json();
     page["deliveries"].as_array().unwrap().len()
 }
 
@@ -194,16 +204,26 @@ async fn dead_letters_are_replayed_at_a_rate_and_a_replay_can_be_cancelled() {
     let slow = start(json!({ "filter": { "handler": "charge" }, "rate": 1 })).await;
     assert_eq!(slow.status, 201, "{}", slow.body);
     let slow = slow.json();
-    assert_eq!((&slow["matched"], &slow["rate"], &slow["actor"]), (&json!(20), &json!(1), &json!("loopback")));
+    assert_eq!(
+        (&slow["matched"], &slow["rate"], &slow["actor"]),
+        (&json!(20), &json!(1), &json!("loopback"))
+    );
     let place_of = format!("/api/v1/replays/{}", slow["replay"]);
     let info = async || service.get(&place_of).await.json();
     until("it has begun", || async { info().await["replayed"].as_u64().unwrap() >= 1 }).await;
     let cancelled = service.ask("POST", &format!("{place_of}/cancel"), None).await;
-    assert_eq!((cancelled.status, &cancelled.json()["state"]), (200, &json!("cancelled")), "{}", cancelled.body);
+    assert_eq!(
+        (cancelled.status, &cancelled.json()["state"]),
+        (200, &json!("cancelled")),
+        "{}",
+        cancelled.body
+    );
     let replayed = info().await["replayed"].as_u64().unwrap();
     assert!(replayed < 20, "{replayed}");
     assert_eq!(dead(&service, "charge").await as u64, 20 - replayed);
-    assert!(service.get("/api/v1/replays?running=true").await.json()["replays"].as_array().unwrap().is_empty());
+    assert!(
+        service.get("/api/v1/replays?running=true").await.json()["replays"].as_array().unwrap().is_empty()
+    );
 
     let quick = start(json!({ "all": true })).await.json();
     let place_of = format!("/api/v1/replays/{}", quick["replay"]);
@@ -211,14 +231,22 @@ async fn dead_letters_are_replayed_at_a_rate_and_a_replay_can_be_cancelled() {
     assert_eq!(service.get(&place_of).await.json()["replayed"], 20 - replayed);
     assert_eq!(dead(&service, "charge").await, 0);
     let all = service.get("/api/v1/replays").await.json();
-    assert_eq!((&all["replays"][0]["replay"], all["replays"].as_array().unwrap().len()), (&quick["replay"], 2));
+    assert_eq!(
+        (&all["replays"][0]["replay"], all["replays"].as_array().unwrap().len()),
+        (&quick["replay"], 2)
+    );
     for (method, path) in [("GET", "/api/v1/replays/987"), ("POST", "/api/v1/replays/987/cancel")] {
         assert_eq!(status(&service, method, path, None).await, 404);
     }
     assert_eq!(service.get("/api/v1/replays/x").await.status, 400);
-    let actions: Vec<String> = audit(&service).await.into_iter().map(|(action, target)| format!("{action} {target}")).collect();
-    let expected =
-        ["pause charge", "replay {\"handler\":\"charge\"}", &format!("cancel-replay {}", slow["replay"]), "replay {\"all\":true}"];
+    let actions: Vec<String> =
+        audit(&service).await.into_iter().map(|(action, target)| format!("{action} {target}")).collect();
+    let expected = [
+        "pause charge",
+        "replay {\"handler\":\"charge\"}",
+        &format!("cancel-replay {}", slow["replay"]),
+        "replay {\"all\":true}",
+    ];
     assert_eq!(actions, expected);
 }
 
@@ -251,8 +279,12 @@ async fn dead_letters_are_discarded_with_a_reason() {
     assert!(history.last().unwrap()["error"].as_str().unwrap().contains("sent by hand"));
     assert_eq!(discard(json!({ "all": true, "reason": "an old test" })).await.json()["discarded"], 4);
     assert_eq!(dead(&service, "charge").await, 0);
-    let details = service.get("/api/v1/audit").await.json()["audit"][0]["details"].as_str().unwrap().to_owned();
-    assert_eq!(serde_json::from_str::<Value>(&details).unwrap(), json!({ "reason": "an old test", "matched": 4 }));
+    let details =
+        service.get("/api/v1/audit").await.json()["audit"][0]["details"].as_str().unwrap().to_owned();
+    assert_eq!(
+        serde_json::from_str::<Value>(&details).unwrap(),
+        json!({ "reason": "an old test", "matched": 4 })
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -271,6 +303,13 @@ async fn refused_outgoing_messages_are_sent_again() {
     until("it was refused", || async { outbox().await["dead"] == 1 }).await;
     let again = service.ask("POST", "/api/v1/outbox/events/replay", None).await;
     assert_eq!(again.json(), json!({ "sink": "events", "replayed": 1 }));
-    until("it was sent", || async { service.get("/api/v1/outbox").await.json()["outbox"].as_array().unwrap().iter().all(|one| one["waiting"] == 0 && one["dead"] == 0) }).await;
+    until("it was sent", || async {
+        service.get("/api/v1/outbox").await.json()["outbox"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|one| one["waiting"] == 0 && one["dead"] == 0)
+    })
+    .await;
     assert_eq!(status(&service, "POST", "/api/v1/outbox/nobody/replay", None).await, 404);
 }

@@ -38,9 +38,8 @@ async fn event(connection: &mut Connection, name: &str, is_it: impl Fn(&Value) -
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_changes_is_told_as_it_changes() {
-    let place = Place::new(
-        "[handler.charge]\non = [\"order.*\"]\nsql = \"select no_such(:id)\"\nmax_attempts = 1\n",
-    );
+    let place =
+        Place::new("[handler.charge]\non = [\"order.*\"]\nsql = \"select no_such(:id)\"\nmax_attempts = 1\n");
     let service = place.serve(&[]);
     let mut stream = listen(&service, "none").await;
     let first = event(&mut stream, "status", |_| true).await.unwrap();

@@ -76,8 +76,12 @@ async fn list<St: AdminStore>(store: &St, json: bool) -> Result<bool, Error> {
     if json {
         for info in &tokens {
             let (name, role) = (&info.name, info.role.as_str());
-            let (created_at, expires_at) = (info.created_at.to_string(), info.expires_at.map(|at| at.to_string()));
-            println!("{}", json!({ "name": name, "role": role, "created_at": created_at, "expires_at": expires_at }));
+            let (created_at, expires_at) =
+                (info.created_at.to_string(), info.expires_at.map(|at| at.to_string()));
+            println!(
+                "{}",
+                json!({ "name": name, "role": role, "created_at": created_at, "expires_at": expires_at })
+            );
         }
         return Ok(!tokens.is_empty());
     }

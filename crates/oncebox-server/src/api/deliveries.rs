@@ -56,7 +56,7 @@ pub(crate) struct DeliveryQuery {
 #[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = DeliveryState)]
-enum StateWord {
+pub(crate) enum StateWord {
     Waiting,
     Retrying,
     Held,

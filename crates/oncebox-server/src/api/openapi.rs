@@ -11,6 +11,7 @@ use utoipa::openapi::{ContentBuilder, OpenApi, Ref, ResponseBuilder};
 use utoipa::{Modify, OpenApi as _};
 
 use super::answer::ErrorBody;
+use super::ask::{Limit, Place, Text, Time};
 use super::{
     BASE, Endpoint, audit, deliveries, endpoints, events, handlers, messages, replays, sources, status,
     tokens,
@@ -39,7 +40,7 @@ const SCHEME: &str = "token";
         replays::replays, replays::start_replay, replays::replay, replays::cancel_replay,
         audit::audit, events::events, tokens::tokens, tokens::create_token, tokens::revoke_token,
     ),
-    components(schemas(ErrorBody)),
+    components(schemas(ErrorBody, Text, Time, Limit, Place, deliveries::StateWord)),
     modifiers(&Scheme),
 )]
 struct Described;

@@ -6,9 +6,6 @@ fn later<T>() -> Result<T, Error> {
 }
 #[allow(clippy::unused_async)]
 impl crate::store::Inner {
-    pub(crate) async fn messages(&self, _: &MessageSearch) -> Result<MessagePage, Error> {
-        later()
-    }
     pub(crate) async fn findings(&self) -> Result<Vec<Finding>, Error> {
         later()
     }

@@ -6,9 +6,6 @@ fn later<T>() -> Result<T, Error> {
 }
 #[allow(clippy::unused_async)]
 impl crate::store::SqliteStore {
-    pub(crate) async fn search_log(&self, _: &MessageSearch) -> Result<MessagePage, Error> {
-        later()
-    }
     pub(crate) async fn find_faults(&self) -> Result<Vec<Finding>, Error> {
         later()
     }

@@ -38,6 +38,7 @@ mod receive;
 mod records;
 mod replays;
 mod rows;
+mod search;
 mod sql;
 mod store;
 mod tx;

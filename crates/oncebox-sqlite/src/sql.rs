@@ -77,6 +77,10 @@ macro_rules! statements {
 }
 
 statements!(
+    search_places,
+    search_last,
+    search_read,
+    search_seen,
     find_message,
     standing,
     deliveries_of,

@@ -8,6 +8,7 @@ mod search;
 mod store;
 mod stored_filter;
 mod token;
+mod walk;
 
 pub use audit::{Audit, AuditEntry};
 pub use finding::{Finding, Severity};
@@ -18,6 +19,7 @@ pub use search::{
 };
 pub use store::AdminStore;
 pub use token::{LONGEST_NAME, Role, TokenInfo, check_name};
+pub use walk::{LogReader, Window};
 
 use std::time::Duration;
 

@@ -8,6 +8,7 @@ mod migrations;
 mod outbox;
 mod purge;
 mod receive;
+mod search;
 mod transactions;
 
 use std::time::Duration;

@@ -26,6 +26,7 @@ pub mod retention;
 pub mod retrying;
 pub mod running;
 pub mod scheduling;
+pub mod searching;
 pub mod stopping;
 pub mod telemetry;
 
@@ -236,6 +237,11 @@ macro_rules! store_suite {
             a_replay_cancelled_in_the_middle_of_a_step_is_whole,
             a_replay_in_steps_keeps_the_order_of_a_key,
             replays_are_listed_and_keep_the_limit_of_their_filter,
+        }
+        $crate::cases! { $subject, store_suite, searching:
+            messages_are_found_by_every_field,
+            a_search_finds_every_message_once_while_others_arrive,
+            a_search_passes_over_what_was_purged,
         }
         $crate::cases! { $subject, store_suite, running:
             a_badly_behaved_source_has_each_effect_once_when_stored,

@@ -8,7 +8,7 @@ mod support;
 use std::process::Command;
 
 use oncebox_testkit::until;
-use support::{Place, text};
+use support::{Place, not_run, text};
 
 const TOKEN: &str = "canary-0123456789-0123456789";
 
@@ -92,7 +92,36 @@ async fn the_service_answers_as_its_description_says(place: Place) {
     service.stop();
 }
 
+async fn on(store: &str) {
+    let place = Place::new(&format!("[store]\n{store}\n{CONFIG}")).variable("ONCEBOX_TOKEN", TOKEN);
+    the_service_answers_as_its_description_says(place).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_service_answers_as_its_description_says_on_sqlite() {
-    the_service_answers_as_its_description_says(Place::new(CONFIG).variable("ONCEBOX_TOKEN", TOKEN)).await;
+    on("url = \"sqlite:oncebox.db\"").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_service_answers_as_its_description_says_on_postgres() {
+    let Ok(url) = std::env::var("ONCEBOX_TEST_POSTGRES") else { return not_run("schemathesis", "Postgres") };
+    let schema = schema();
+    on(&format!("url = \"{url}\"\nschema = \"{schema}\"")).await;
+    let pool = sqlx::PgPool::connect(&url).await.unwrap();
+    let sql = format!("drop schema if exists {schema} cascade");
+    sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&pool).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_service_answers_as_its_description_says_on_mariadb() {
+    let Ok(url) = std::env::var("ONCEBOX_TEST_MARIADB") else { return not_run("schemathesis", "MariaDB") };
+    let schema = schema();
+    on(&format!("url = \"{url}\"\nschema = \"{schema}\"")).await;
+    let pool = sqlx::MySqlPool::connect(&url).await.unwrap();
+    let sql = format!("drop database if exists {schema}");
+    sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&pool).await.unwrap();
+}
+
+fn schema() -> String {
+    format!("asked_{:016x}", oncebox::clock::Seed::from_system().next())
 }

@@ -148,6 +148,8 @@ impl Retry {
 
 /// The wait for a row lock was too long. Only the statement is undone, so whoever goes on must roll back himself.
 const LOCK_WAIT: u16 = 1205;
+/// The user lacks a right that is one for the whole server.
+pub(crate) const NEEDS_RIGHT: u16 = 1227;
 /// A row with this key is there already.
 pub(crate) const DUPLICATE: u16 = 1062;
 

@@ -471,6 +471,7 @@ macro_rules! statements {
 }
 
 statements! {
+    overdue, old_transactions, foreign_engines, timeouts,
     search_places, search_read, search_seen,
     find_message, standing, deliveries_of, attempts_of, conflicts_of, start_replay, lock_replay, read_replay, list_replays, move_replay, cancel_replay,
     add_audit, add_token, audit, count_deliveries, paused_sources, remove_token, set_source_paused, tokens,

@@ -27,8 +27,8 @@
 mod admin;
 mod deliveries;
 mod error;
+mod findings;
 mod lanes;
-mod later;
 mod lookup;
 mod migrate;
 mod operate;

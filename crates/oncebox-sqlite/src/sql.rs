@@ -77,6 +77,7 @@ macro_rules! statements {
 }
 
 statements!(
+    overdue,
     search_places,
     search_last,
     search_read,

@@ -3,6 +3,7 @@
 mod audit;
 mod finding;
 mod found;
+mod health;
 mod replay;
 mod search;
 mod store;
@@ -13,6 +14,7 @@ mod walk;
 pub use audit::{Audit, AuditEntry};
 pub use finding::{Finding, Severity};
 pub use found::{Found, Standing};
+pub use health::{Health, OVERDUE_AFTER, Overdue, rough};
 pub use replay::{Pace, Replay, ReplayId, ReplayInfo, ReplayState};
 pub use search::{
     HandlerState, HeaderMatch, MessageHit, MessageInfo, MessagePage, MessageSearch, PayloadMatch, Progress,

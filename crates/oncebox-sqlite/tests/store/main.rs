@@ -3,6 +3,7 @@
 
 mod cancel;
 mod deliveries;
+mod findings;
 mod lanes;
 mod migrations;
 mod outbox;

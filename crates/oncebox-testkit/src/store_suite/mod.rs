@@ -6,6 +6,7 @@
 pub mod batches;
 pub mod claims;
 pub mod dead_letters;
+pub mod examining;
 pub mod failing;
 pub mod handlers;
 pub mod identity;
@@ -242,6 +243,12 @@ macro_rules! store_suite {
             messages_are_found_by_every_field,
             a_search_finds_every_message_once_while_others_arrive,
             a_search_passes_over_what_was_purged,
+        }
+        $crate::cases! { $subject, store_suite, examining:
+            a_healthy_store_has_no_findings,
+            messages_that_nobody_takes_are_found,
+            dead_letters_and_conflicts_are_found,
+            outgoing_messages_that_nobody_sends_are_found,
         }
         $crate::cases! { $subject, store_suite, running:
             a_badly_behaved_source_has_each_effect_once_when_stored,

@@ -67,7 +67,8 @@ fn once(wanted: &Path, folder: &Path, install: impl FnOnce(&Path) -> io::Result<
     fs::write(note, text).map_err(explain)
 }
 
-fn succeed(command: &mut Command) -> io::Result<()> {
+/// Runs a program that has nothing to say when all goes well.
+pub(crate) fn succeed(command: &mut Command) -> io::Result<()> {
     let output = command.stdin(Stdio::null()).output()?;
     if output.status.success() {
         return Ok(());

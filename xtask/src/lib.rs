@@ -26,6 +26,7 @@ pub mod postgres;
 pub mod rabbitmq;
 pub mod redis;
 pub mod report;
+pub mod schemathesis;
 pub mod server;
 pub mod steps;
 pub mod tansu;

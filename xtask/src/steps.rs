@@ -1,6 +1,6 @@
 //! The steps of `cargo xtask test`, in the order a person wants to hear about them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::mariadb::{self, PrivateMariadb};
 use crate::pgbouncer::PrivatePgBouncer;
 use crate::postgres::{PROGRAMS_VARIABLE, PrivatePostgres};
 use crate::report::{Outcome, Report};
-use crate::{cargo, packages, tidy};
+use crate::{cargo, packages, schemathesis, tidy};
 
 /// The address of the private Postgres server, for tests.
 pub const POSTGRES_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES";
@@ -83,6 +83,7 @@ struct Servers {
     pgbouncer: PrivatePgBouncer,
     postgres: PrivatePostgres,
     languages: Languages,
+    schemathesis: PathBuf,
     mariadb: PrivateMariadb,
     extent: Extent,
 }
@@ -90,6 +91,7 @@ struct Servers {
 impl Servers {
     fn start(root: &Path, extent: Extent) -> Result<Self, Error> {
         let languages = Languages::prepare(root)?;
+        let schemathesis = schemathesis::require()?;
         packages::require_postgres()?;
         let postgres = PrivatePostgres::start()
             .map_err(|error| Error::Environment(format!("cannot start a private Postgres: {error}")))?;
@@ -102,7 +104,7 @@ impl Servers {
             .map_err(|error| Error::Environment(format!("cannot start a private MariaDB: {error}")))?;
         println!("private MariaDB at {}", mariadb.url());
         require_brokers(extent)?;
-        Ok(Self { pgbouncer, postgres, languages, mariadb, extent })
+        Ok(Self { pgbouncer, postgres, languages, schemathesis, mariadb, extent })
     }
 
     fn tests(&self, root: &Path, filters: &[String]) -> Command {
@@ -116,6 +118,7 @@ impl Servers {
     fn announce_to(&self, command: &mut Command) {
         self.languages.announce_to(command);
         command
+            .env(schemathesis::VARIABLE, &self.schemathesis)
             .env(POSTGRES_VARIABLE, self.postgres.url())
             .env(PGBOUNCER_VARIABLE, self.pgbouncer.url())
             .env(POSTGRES_DATA_VARIABLE, self.postgres.data())

@@ -1,10 +1,11 @@
 //! The inbox: received messages and the handlers that want them.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 
 use crate::clock::Seed;
 use crate::counters::Counters;
@@ -50,6 +51,8 @@ pub(crate) struct Shared<St: Store> {
     pub(crate) wake: Wake,
     pub(crate) seed: Seed,
     sources: Mutex<Vec<SourceStatus>>,
+    /// Names of sources from which nothing is taken now.
+    paused_sources: watch::Sender<BTreeSet<String>>,
 }
 
 impl<St: Store> Shared<St> {
@@ -61,6 +64,11 @@ impl<St: Store> Shared<St> {
             sources.len() - 1
         });
         note(&mut sources[place]);
+    }
+
+    /// The names of paused sources, to look at and to wait for a change of.
+    pub(crate) fn paused_sources(&self) -> watch::Receiver<BTreeSet<String>> {
+        self.paused_sources.subscribe()
     }
 
     /// There may be work for any process.
@@ -97,6 +105,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
                 wake,
                 seed: Seed::from_system(),
                 sources: Mutex::default(),
+                paused_sources: watch::Sender::default(),
             }),
             store,
             state,
@@ -217,6 +226,30 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
     /// How the sources of this process's runner are doing.
     pub fn sources(&self) -> Vec<SourceStatus> {
         self.shared.sources.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes nothing more from the source of this name, in this process, until [`Inbox::resume_source`].
+    ///
+    /// What was taken before is finished and acknowledged; everything else stays at its other side. The name may be one
+    /// that no runner has yet. [`AdminStore::set_source_paused`](crate::admin::AdminStore::set_source_paused) is how all
+    /// processes hear of it; whoever runs them reads it there and calls this.
+    pub fn pause_source(&self, name: &str) {
+        self.shared.paused_sources.send_if_modified(|paused| paused.insert(name.to_owned()));
+    }
+
+    /// Lets a paused source go on. Does nothing when it is not paused.
+    pub fn resume_source(&self, name: &str) {
+        self.shared.paused_sources.send_if_modified(|paused| paused.remove(name));
+    }
+
+    /// The sources that are paused in this process, in order of names.
+    pub fn paused_sources(&self) -> Vec<String> {
+        self.shared.paused_sources.borrow().iter().cloned().collect()
+    }
+
+    /// Whether this source is paused in this process.
+    pub fn is_source_paused(&self, name: &str) -> bool {
+        self.shared.paused_sources.borrow().contains(name)
     }
 
     /// The store behind it.

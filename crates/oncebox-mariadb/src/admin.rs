@@ -47,7 +47,7 @@ impl Inner {
         reading!(self, |connection| {
             let (state, failed) = stored_state(filter.state);
             let most = limit(filter.limit.unwrap_or(100));
-            let rows = filtered(&self.sql.deliveries, self.shift(), filter, state, failed, most)
+            let rows = filtered(&self.sql.deliveries, self.shift(), filter, state, failed, None, most)
                 .fetch_all(&mut *connection)
                 .await?;
             let ids: Vec<i64> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
@@ -64,53 +64,65 @@ impl Inner {
             }
             rows.iter()
                 .map(|row| {
-                    let id: i64 = row.try_get(0)?;
-                    Ok(DeliveryInfo::new(
-                        DeliveryId(id),
-                        text(row, 1)?,
-                        delivery_state(row.try_get(2)?, row.try_get(6)?),
-                        attempts(row, 3)?,
-                        timestamp(row.try_get(4)?)?,
-                        timestamp(row.try_get(5)?)?,
-                        rows::message(row, 7)?.0,
-                        history.remove(&id).unwrap_or_default(),
-                    ))
+                    let mut info = delivery_info(row)?;
+                    info.history = history.remove(&info.id.0).unwrap_or_default();
+                    Ok(info)
                 })
                 .collect()
         })
     }
 
+    pub(crate) async fn count_deliveries(&self, filter: &DeliveryFilter, most: u64) -> Result<u64, Error> {
+        let (state, failed) = stored_state(filter.state);
+        let most = most.min(filter.limit.map_or(u64::MAX, |limit| limit as u64));
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        reading!(self, |connection| {
+            let statement = &self.sql.count_deliveries;
+            let count = filtered(statement, self.shift(), filter, state, failed, None, most);
+            amount(&count.fetch_one(&mut *connection).await?, 0)
+        })
+    }
+
     pub(crate) async fn replay(&self, filter: &DeliveryFilter) -> Result<u64, Error> {
         transaction!(self, |connection| {
-            let found = self.matching(connection, filter).await?;
-            if found.is_empty() {
-                return Ok(0);
-            }
-            let keys: BTreeSet<(String, String)> = found
-                .iter()
-                .filter(|letter| letter.ordered)
-                .filter_map(|letter| Some((letter.handler.clone(), letter.key.clone()?)))
-                .collect();
-            if !keys.is_empty() {
-                // A batch that runs now read its lane before these letters came back, and would overtake them.
-                let lanes: BTreeSet<(&str, u16)> =
-                    keys.iter().map(|(handler, key)| (handler.as_str(), lane_of(key))).collect();
-                let lanes = lanes.into_iter().map(|(handler, lane)| json!([hex(handler.as_bytes()), lane]));
-                let lock = self.sql.lock_cursors.query(self.shift()).bind(list(lanes));
-                lock.fetch_all(&mut *connection).await?;
-            }
-            let ids: Vec<i64> = found.iter().map(|letter| letter.id).collect();
-            let replay = self.sql.replay.query(self.shift()).bind(list(ids));
-            let done = replay.execute(&mut *connection).await?;
-            self.promote(connection, keys).await?;
-            Ok(done.rows_affected())
+            let found = self.matching(connection, filter, None).await?;
+            self.replay_letters(connection, &found).await
         })
+    }
+
+    /// Makes these letters wait again, in order within each key.
+    pub(crate) async fn replay_letters(
+        &self,
+        connection: &mut MySqlConnection,
+        found: &[DeadLetter],
+    ) -> Result<u64, Problem> {
+        if found.is_empty() {
+            return Ok(0);
+        }
+        let keys: BTreeSet<(String, String)> = found
+            .iter()
+            .filter(|letter| letter.ordered)
+            .filter_map(|letter| Some((letter.handler.clone(), letter.key.clone()?)))
+            .collect();
+        if !keys.is_empty() {
+            // A batch that runs now read its lane before these letters came back, and would overtake them.
+            let lanes: BTreeSet<(&str, u16)> =
+                keys.iter().map(|(handler, key)| (handler.as_str(), lane_of(key))).collect();
+            let lanes = lanes.into_iter().map(|(handler, lane)| json!([hex(handler.as_bytes()), lane]));
+            let lock = self.sql.lock_cursors.query(self.shift()).bind(list(lanes));
+            lock.fetch_all(&mut *connection).await?;
+        }
+        let ids: Vec<i64> = found.iter().map(|letter| letter.id).collect();
+        let replay = self.sql.replay.query(self.shift()).bind(list(ids));
+        let done = replay.execute(&mut *connection).await?;
+        self.promote(connection, keys).await?;
+        Ok(done.rows_affected())
     }
 
     pub(crate) async fn discard(&self, filter: &DeliveryFilter, reason: &str) -> Result<u64, Error> {
         let note = format!("discarded: {reason}");
         transaction!(self, |connection| {
-            let found = self.matching(connection, filter).await?;
+            let found = self.matching(connection, filter, None).await?;
             for letter in &found {
                 self.sql
                     .note_discarded
@@ -126,14 +138,15 @@ impl Inner {
         })
     }
 
-    /// Locks the dead letters that a replay or discard means.
-    async fn matching(
+    /// The dead letters that a replay or discard means, up to this id.
+    pub(crate) async fn matching(
         &self,
         connection: &mut MySqlConnection,
         filter: &DeliveryFilter,
+        upto: Option<i64>,
     ) -> Result<Vec<DeadLetter>, Problem> {
         let most = filter.limit.map_or(i64::MAX, limit);
-        let rows = filtered(&self.sql.matching, self.shift(), filter, Some(state::DEAD), None, most)
+        let rows = filtered(&self.sql.matching, self.shift(), filter, Some(state::DEAD), None, upto, most)
             .fetch_all(&mut *connection)
             .await?;
         rows.iter().map(DeadLetter::read).collect()
@@ -275,8 +288,8 @@ impl Inner {
 }
 
 /// A dead letter as far as a replay must know it.
-struct DeadLetter {
-    id: i64,
+pub(crate) struct DeadLetter {
+    pub(crate) id: i64,
     handler: String,
     key: Option<String>,
     ordered: bool,
@@ -293,17 +306,33 @@ impl DeadLetter {
     }
 }
 
+/// A row of `deliveries.sql` or `deliveries_of.sql`, without its history.
+pub(crate) fn delivery_info(row: &MySqlRow) -> Result<DeliveryInfo, Problem> {
+    Ok(DeliveryInfo::new(
+        DeliveryId(row.try_get(0)?),
+        text(row, 1)?,
+        delivery_state(row.try_get(2)?, row.try_get(6)?),
+        attempts(row, 3)?,
+        timestamp(row.try_get(4)?)?,
+        timestamp(row.try_get(5)?)?,
+        rows::message(row, 7)?.0,
+        Vec::new(),
+    ))
+}
+
 fn filtered<'q>(
     statement: &Statement,
     shift: i64,
     filter: &'q DeliveryFilter,
     state: Option<i8>,
     failed: Option<bool>,
+    upto: Option<i64>,
     most: i64,
 ) -> Query<'q, MySql, MySqlArguments> {
     let ids = (!filter.deliveries.is_empty()).then(|| list(filter.deliveries.iter().map(|id| id.0)));
     let bytes = |text: &'q Option<String>| text.as_deref().map(str::as_bytes);
     let since = filter.since.map(|since| since.as_microsecond());
+    let until = filter.until.map(|until| until.as_microsecond());
     let after = filter.after.map(|id| id.0);
     // Parameters have no numbers here, so each is bound as often as it is asked for.
     let mut query = statement.query(shift).bind(ids.clone()).bind(ids);
@@ -318,8 +347,12 @@ fn filtered<'q>(
         .bind(failed)
         .bind(since)
         .bind(since)
+        .bind(until)
+        .bind(until)
         .bind(after)
         .bind(after)
+        .bind(upto)
+        .bind(upto)
         .bind(most)
 }
 

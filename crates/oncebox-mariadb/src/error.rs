@@ -148,6 +148,10 @@ impl Retry {
 
 /// The wait for a row lock was too long. Only the statement is undone, so whoever goes on must roll back himself.
 const LOCK_WAIT: u16 = 1205;
+/// The user lacks a right that is one for the whole server.
+pub(crate) const NEEDS_RIGHT: u16 = 1227;
+/// A row with this key is there already.
+pub(crate) const DUPLICATE: u16 = 1062;
 
 fn number(error: &sqlx::Error) -> Option<u16> {
     Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())

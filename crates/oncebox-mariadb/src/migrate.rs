@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use jiff::Timestamp;
+use oncebox_core::admin::{Finding, Severity};
 use oncebox_core::drift::{Catalog, differences};
 use oncebox_core::{Error, ErrorKind};
 use sha2::{Digest, Sha256};
@@ -39,6 +40,7 @@ struct Migration {
 const MIGRATIONS: &[Migration] = &[
     Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") },
     Migration { version: 2, name: "functions", text: include_str!("../migrations/0002_functions.sql") },
+    Migration { version: 3, name: "admin", text: include_str!("../migrations/0003_admin.sql") },
 ];
 
 /// The SQL of all migrations for an empty schema, for people who run their own.
@@ -243,6 +245,14 @@ impl Inner {
         Ok(())
     }
 
+    /// The same as findings, one for each thing that is wrong.
+    pub(crate) async fn setting_findings(&self) -> Result<Vec<Finding>, Error> {
+        let row = reading!(self, |connection| {
+            Ok(self.sql.settings.query(0).fetch_one(&mut *connection).await?)
+        })?;
+        Ok(Settings::read(&row).map_err(Problem::into_error)?.findings())
+    }
+
     /// Refuses a server on which the store would not keep its promises.
     pub(crate) async fn check_settings(&self) -> Result<(), Error> {
         let row = reading!(self, |connection| {
@@ -297,6 +307,53 @@ impl Settings {
             cluster: row.try_get(8)?,
             isolation: text(row, 9)?,
         })
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let mut all = Vec::new();
+        if !matches!(self.flush_at_commit, 1 | 3) {
+            let what = format!(
+                "innodb_flush_log_at_trx_commit is {}: power loss can lose messages that were acknowledged",
+                self.flush_at_commit
+            );
+            let remedy = "set innodb_flush_log_at_trx_commit = 1";
+            all.push(Finding::new("flush-log-at-commit", Severity::Fault, what, remedy));
+        }
+        if self.binary_log && self.sync_binary_log != 1 {
+            let what = format!(
+                "the binary log is on and sync_binlog is {}: power loss can lose messages that were acknowledged",
+                self.sync_binary_log
+            );
+            all.push(Finding::new("sync-binlog", Severity::Fault, what, "set sync_binlog = 1"));
+        }
+        if self.read_only || self.session_read_only {
+            let what = "the server accepts no writes (read_only, or read-only by default)";
+            all.push(Finding::new("read-only", Severity::Fault, what, "connect to the primary"));
+        }
+        if self.isolation == "READ-UNCOMMITTED" {
+            let what =
+                "sessions read what others have not committed (transaction_isolation = READ-UNCOMMITTED)";
+            all.push(Finding::new(
+                "isolation",
+                Severity::Fault,
+                what,
+                "set transaction_isolation = READ-COMMITTED",
+            ));
+        }
+        if !self.autocommit {
+            let what = "sessions have autocommit off, so that a look at the tables never sees anything new";
+            all.push(Finding::new("autocommit-off", Severity::Fault, what, "set autocommit = 1"));
+        }
+        if self.binary_log && self.binary_log_format.eq_ignore_ascii_case("statement") {
+            let what = "binlog_format is STATEMENT, with which writes at READ COMMITTED are refused";
+            all.push(Finding::new(
+                "binlog-format",
+                Severity::Fault,
+                what,
+                "set binlog_format = MIXED or ROW",
+            ));
+        }
+        all
     }
 
     fn check(&self) -> Result<(), Error> {

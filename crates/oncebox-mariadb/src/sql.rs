@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use oncebox_core::store::{MoveLanes, ReadLanes, TxLimits};
-use oncebox_core::{Error, Kinds};
+use oncebox_core::{Error, Kinds, LANES};
 use sqlx::mysql::MySqlArguments;
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, MySql};
@@ -390,6 +390,20 @@ pub(crate) fn count_waiting(
     text
 }
 
+/// The last message up to this place: the last of each lane, and of those the last.
+pub(crate) fn search_last(schema: &Schema, upto: i64) -> String {
+    let schema = schema.quoted();
+    let parts: Vec<String> = (0..LANES)
+        .map(|lane| {
+            format!(
+                "(select seq, received_at from {schema}.log where lane = {lane} and seq <= {upto} \
+                 order by seq desc limit 1)"
+            )
+        })
+        .collect();
+    format!("{} order by seq desc limit 1", parts.join(" union all "))
+}
+
 /// Bytes as a literal.
 pub(crate) fn bytes(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(3 + 2 * bytes.len());
@@ -457,6 +471,10 @@ macro_rules! statements {
 }
 
 statements! {
+    overdue, old_transactions, foreign_engines, timeouts,
+    search_places, search_read, search_seen,
+    find_message, standing, deliveries_of, attempts_of, conflicts_of, start_replay, lock_replay, read_replay, list_replays, move_replay, cancel_replay,
+    add_audit, add_token, audit, count_deliveries, paused_sources, remove_token, set_source_paused, tokens,
     catalog, clock, conflicts, counts, cursors, deliveries, delete_done, delete_outgoing, delete_tally, discard, engines,
     fold_tally, forget_counter, forget_cursors,
     forget_deliveries, forget_handler, free_lanes, handlers, held_keys, history, known, known_handlers, lease,

@@ -36,7 +36,7 @@ use crate::tx::MariaTransaction;
 /// ```
 #[derive(Clone)]
 pub struct MariaStore {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 #[derive(Debug)]

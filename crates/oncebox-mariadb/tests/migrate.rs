@@ -18,8 +18,9 @@ async fn sixteen_processes_may_migrate_at_once() {
         for task in tasks {
             task.await.unwrap().unwrap();
         }
-        assert_eq!(scratch.number("select count(*) from {schema}.migration").await, 2);
         let status = scratch.store.migration_status().await.unwrap();
+        let applied = scratch.number("select count(*) from {schema}.migration").await;
+        assert_eq!(applied, status.len() as i64);
         assert!(status.iter().all(|migration| migration.applied_at.is_some()));
         scratch.store.register(&[common::registration("a", false)]).await.unwrap();
     })
@@ -39,6 +40,7 @@ async fn missing_newer_and_changed_schemas_are_refused_with_a_remedy() {
 
         scratch.store.migrate().await.unwrap();
         scratch.store.migrate().await.unwrap();
+        let known = scratch.store.migration_status().await.unwrap().len();
 
         scratch.sql("insert into {schema}.migration values (99, 'later', 'x', 0)").await;
         for error in [
@@ -46,9 +48,9 @@ async fn missing_newer_and_changed_schemas_are_refused_with_a_remedy() {
             scratch.store.register(&[]).await.unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::Schema);
-            assert!(error.to_string().contains("99") && error.to_string().contains(" 2"), "{error}");
+            assert!(error.to_string().contains("99") && error.to_string().contains(&format!(" {known}")), "{error}");
         }
-        assert_eq!(scratch.store.migration_status().await.unwrap().len(), 3);
+        assert_eq!(scratch.store.migration_status().await.unwrap().len(), known + 1);
 
         scratch.sql("delete from {schema}.migration where version = 99; update {schema}.migration set checksum = 'x'")
             .await;

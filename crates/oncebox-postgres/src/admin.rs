@@ -43,7 +43,7 @@ impl Inner {
         autocommit!(self, |connection| {
             let (state, failed) = stored_state(filter.state);
             let most = limit(filter.limit.unwrap_or(100));
-            let rows = filtered(&self.sql.deliveries, filter, state, failed, Some(most))
+            let rows = filtered(&self.sql.deliveries, filter, state, failed, None, Some(most))
                 .fetch_all(&mut *connection)
                 .await?;
             let ids: Vec<i64> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
@@ -59,61 +59,72 @@ impl Inner {
             }
             rows.iter()
                 .map(|row| {
-                    let id: i64 = row.try_get(0)?;
-                    Ok(DeliveryInfo::new(
-                        DeliveryId(id),
-                        row.try_get(1)?,
-                        delivery_state(row.try_get(2)?, row.try_get(6)?),
-                        attempts(row, 3)?,
-                        timestamp(row.try_get(4)?)?,
-                        timestamp(row.try_get(5)?)?,
-                        rows::message(row, 7)?.0,
-                        history.remove(&id).unwrap_or_default(),
-                    ))
+                    let mut info = delivery_info(row)?;
+                    info.history = history.remove(&info.id.0).unwrap_or_default();
+                    Ok(info)
                 })
                 .collect()
         })
     }
 
+    pub(crate) async fn count_deliveries(&self, filter: &DeliveryFilter, most: u64) -> Result<u64, Error> {
+        let (state, failed) = stored_state(filter.state);
+        let most = most.min(filter.limit.map_or(u64::MAX, |limit| limit as u64));
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        autocommit!(self, |connection| {
+            let count = filtered(&self.sql.count_deliveries, filter, state, failed, None, Some(most));
+            amount(&count.fetch_one(&mut *connection).await?, 0)
+        })
+    }
+
     pub(crate) async fn replay(&self, filter: &DeliveryFilter) -> Result<u64, Error> {
         transaction!(self, |connection| {
-            let found = self.matching(connection, filter).await?;
-            if found.is_empty() {
-                return Ok(0);
-            }
-            let keys: BTreeSet<(&str, &str)> = found
-                .iter()
-                .filter(|letter| letter.ordered)
-                .filter_map(|letter| Some((letter.handler.as_str(), letter.key.as_deref()?)))
-                .collect();
-            let (handlers, names): (Vec<&str>, Vec<&str>) = keys.iter().copied().unzip();
-            if !keys.is_empty() {
-                // A batch that runs now read its lane before these letters came back, and would overtake them.
-                let lanes: BTreeSet<(&str, i16)> =
-                    keys.iter().map(|(handler, key)| (*handler, rows::stored_lane(lane_of(key)))).collect();
-                let (of, lanes): (Vec<&str>, Vec<i16>) = lanes.into_iter().unzip();
-                self.sql.lock_cursors.query().bind(of).bind(lanes).fetch_all(&mut *connection).await?;
-            }
-            let ids: Vec<i64> = found.iter().map(|letter| letter.id).collect();
-            let done = self.sql.replay.query().bind(self.shift()).bind(ids).execute(&mut *connection).await?;
-            if !keys.is_empty() {
-                self.sql
-                    .promote
-                    .query()
-                    .bind(self.shift())
-                    .bind(handlers)
-                    .bind(names)
-                    .execute(&mut *connection)
-                    .await?;
-            }
-            Ok(done.rows_affected())
+            let found = self.matching(connection, filter, None).await?;
+            self.replay_letters(connection, &found).await
         })
+    }
+
+    /// Makes these letters wait again, in order within each key.
+    pub(crate) async fn replay_letters(
+        &self,
+        connection: &mut PgConnection,
+        found: &[DeadLetter],
+    ) -> Result<u64, Problem> {
+        if found.is_empty() {
+            return Ok(0);
+        }
+        let keys: BTreeSet<(&str, &str)> = found
+            .iter()
+            .filter(|letter| letter.ordered)
+            .filter_map(|letter| Some((letter.handler.as_str(), letter.key.as_deref()?)))
+            .collect();
+        let (handlers, names): (Vec<&str>, Vec<&str>) = keys.iter().copied().unzip();
+        if !keys.is_empty() {
+            // A batch that runs now read its lane before these letters came back, and would overtake them.
+            let lanes: BTreeSet<(&str, i16)> =
+                keys.iter().map(|(handler, key)| (*handler, rows::stored_lane(lane_of(key)))).collect();
+            let (of, lanes): (Vec<&str>, Vec<i16>) = lanes.into_iter().unzip();
+            self.sql.lock_cursors.query().bind(of).bind(lanes).fetch_all(&mut *connection).await?;
+        }
+        let ids: Vec<i64> = found.iter().map(|letter| letter.id).collect();
+        let done = self.sql.replay.query().bind(self.shift()).bind(ids).execute(&mut *connection).await?;
+        if !keys.is_empty() {
+            self.sql
+                .promote
+                .query()
+                .bind(self.shift())
+                .bind(handlers)
+                .bind(names)
+                .execute(&mut *connection)
+                .await?;
+        }
+        Ok(done.rows_affected())
     }
 
     pub(crate) async fn discard(&self, filter: &DeliveryFilter, reason: &str) -> Result<u64, Error> {
         let note = format!("discarded: {}", storable(reason));
         transaction!(self, |connection| {
-            let found = self.matching(connection, filter).await?;
+            let found = self.matching(connection, filter, None).await?;
             let ids: Vec<i64> = found.iter().map(|letter| letter.id).collect();
             let row = self
                 .sql
@@ -128,12 +139,15 @@ impl Inner {
         })
     }
 
-    async fn matching(
+    /// The dead letters that a replay or discard means, up to this id.
+    pub(crate) async fn matching(
         &self,
         connection: &mut PgConnection,
         filter: &DeliveryFilter,
+        upto: Option<i64>,
     ) -> Result<Vec<DeadLetter>, Problem> {
-        let rows = filtered(&self.sql.matching, filter, Some(state::DEAD), None, filter.limit.map(limit))
+        let most = filter.limit.map(limit);
+        let rows = filtered(&self.sql.matching, filter, Some(state::DEAD), None, upto, most)
             .fetch_all(&mut *connection)
             .await?;
         rows.iter().map(DeadLetter::read).collect()
@@ -242,8 +256,8 @@ impl Inner {
 }
 
 /// A dead letter as far as a replay must know it.
-struct DeadLetter {
-    id: i64,
+pub(crate) struct DeadLetter {
+    pub(crate) id: i64,
     handler: String,
     key: Option<String>,
     ordered: bool,
@@ -260,11 +274,26 @@ impl DeadLetter {
     }
 }
 
+/// A row of `deliveries.sql` or `deliveries_of.sql`, without its history.
+pub(crate) fn delivery_info(row: &PgRow) -> Result<DeliveryInfo, Problem> {
+    Ok(DeliveryInfo::new(
+        DeliveryId(row.try_get(0)?),
+        row.try_get(1)?,
+        delivery_state(row.try_get(2)?, row.try_get(6)?),
+        attempts(row, 3)?,
+        timestamp(row.try_get(4)?)?,
+        timestamp(row.try_get(5)?)?,
+        rows::message(row, 7)?.0,
+        Vec::new(),
+    ))
+}
+
 fn filtered<'q>(
     statement: &Statement,
     filter: &'q DeliveryFilter,
     state: Option<i16>,
     failed: Option<bool>,
+    upto: Option<i64>,
     most: Option<i64>,
 ) -> Query<'q, Postgres, PgArguments> {
     statement
@@ -279,7 +308,9 @@ fn filtered<'q>(
         .bind(&filter.key)
         .bind(&filter.error)
         .bind(filter.since.map(|since| since.as_microsecond()))
+        .bind(filter.until.map(|until| until.as_microsecond()))
         .bind(filter.after.map(|id| id.0))
+        .bind(upto)
         .bind(most)
 }
 

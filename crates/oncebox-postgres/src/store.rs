@@ -35,7 +35,7 @@ use crate::tx::PgTransaction;
 /// ```
 #[derive(Clone)]
 pub struct PgStore {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 #[derive(Debug)]

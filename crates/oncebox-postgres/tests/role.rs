@@ -50,6 +50,8 @@ async fn a_runner_cannot_change_the_schema_and_need_not() {
         format!("truncate {schema}.seen"),
         format!("update {schema}.migration set checksum = 'x'"),
         format!("delete from {schema}.migration"),
+        format!("update {schema}.audit set actor = 'x'"),
+        format!("delete from {schema}.audit"),
         format!("drop schema {schema} cascade"),
     ] {
         denied(pool, statement).await;

@@ -6,7 +6,7 @@ use oncebox::store::{Connection, TxLimits};
 use oncebox::{Error, ErrorKind, MariaStore, PgStore, SqliteStore};
 use url::Url;
 
-use crate::config::{Action, Config, HandlerConfig, SinkType, SourceType, StoreType};
+use crate::config::{Action, Config, HandlerConfig, SinkType, SourceType, StoreType, TokenRule};
 use crate::handlers::address;
 use crate::service::use_ring;
 use crate::stores::ServiceStore;
@@ -91,10 +91,12 @@ async fn on_store<St: ServiceStore>(config: &Config, report: &mut Report) {
         let what = format!("source {}", source.name);
         match &source.source {
             SourceType::Http(http) => {
-                let proof = match (&http.verify, &config.http.token) {
-                    (Some(_), _) => "signed",
-                    (None, Some(_)) => "with the token",
-                    (None, None) => "from this machine",
+                let proof = match (&http.verify, http.token, &config.http.token) {
+                    (Some(_), TokenRule::Always, _) => "signed, with a token",
+                    (Some(_), ..) => "signed",
+                    (None, TokenRule::Always, _) | (None, TokenRule::Auto, Some(_)) => "with a token",
+                    (None, TokenRule::Auto, None) => "from this machine, with a token once there is one",
+                    (None, TokenRule::Never, _) => "from this machine",
                 };
                 report.add(what, format!("takes POST /in/{} {proof}", source.name), Ok(()));
             }

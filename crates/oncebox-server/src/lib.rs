@@ -12,17 +12,20 @@
 //! # }
 //! ```
 
+mod access;
 mod api;
 pub mod brokers;
 mod check;
 pub mod config;
 pub mod handlers;
 mod ingest;
+mod keeper;
 mod listener;
 mod metrics;
 mod routes;
 mod service;
 mod stores;
+pub mod token;
 pub mod view;
 
 pub use check::{Finding, Report, check};

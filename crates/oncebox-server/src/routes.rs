@@ -6,38 +6,65 @@ use std::sync::atomic::Ordering;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
-use oncebox::admin::HandlerStatus;
+use oncebox::admin::{HandlerStatus, Role};
+use serde::Serialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
-use crate::api;
+use crate::api::answer::Answer;
+use crate::api::{self, guard};
 use crate::ingest::{self, json_response};
 use crate::metrics::Sample;
 use crate::service::App;
 use crate::stores::ServiceStore;
 
 pub(crate) fn router<St: ServiceStore>(app: Arc<App<St>>) -> Router {
+    let metrics = get(metrics::<St>)
+        .route_layer(from_fn_with_state(Role::Read, guard::allow))
+        .route_layer(from_fn_with_state(app.clone(), guard::authenticate::<St>));
     Router::new()
         .route("/in/{source}", post(ingest::post::<St>))
         .route("/health/live", get(live))
         .route("/health/ready", get(ready::<St>))
-        .route("/metrics", get(metrics::<St>))
-        .merge(api::router::<St>().layer(from_fn_with_state(app.clone(), api::guard::<St>)))
+        .route("/metrics", metrics)
+        .nest(api::BASE, api::router::<St>(&app))
         .fallback(nothing)
         .layer(from_fn(with_safe_headers))
         .with_state(app)
 }
 
+/// The process runs.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Live {
+    live: bool,
+}
+
+/// Whether it can do its work.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Ready {
+    ready: bool,
+    /// What is in the way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    problem: Option<String>,
+}
+
 /// The process runs and answers.
-async fn live() -> Response {
-    json_response(StatusCode::OK, &json!({ "live": true }))
+#[utoipa::path(get, path = "/health/live", tag = "health", responses((status = 200, body = Live)))]
+pub(crate) async fn live() -> Answer<Live> {
+    Answer::ok(Live { live: true })
 }
 
 /// The store answers and nothing has waited too long.
-async fn ready<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Response {
+#[utoipa::path(
+    get, path = "/health/ready", tag = "health",
+    responses((status = 200, body = Ready), (status = 503, body = Ready, description = "It is not ready.")),
+)]
+pub(crate) async fn ready<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Answer<Ready> {
     let problem = match tokio::time::timeout(app.health.timeout, app.inbox.store().handlers()).await {
         Err(_) => Some("the store takes too long to answer".to_owned()),
         Ok(Err(error)) => {
@@ -46,12 +73,8 @@ async fn ready<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Response {
         }
         Ok(Ok(handlers)) => late(&app, &handlers),
     };
-    match problem {
-        None => json_response(StatusCode::OK, &json!({ "ready": true })),
-        Some(problem) => {
-            json_response(StatusCode::SERVICE_UNAVAILABLE, &json!({ "ready": false, "problem": problem }))
-        }
-    }
+    let status = if problem.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    Answer(status, Ready { ready: problem.is_none(), problem })
 }
 
 fn late<St: ServiceStore>(app: &App<St>, handlers: &[HandlerStatus]) -> Option<String> {
@@ -67,10 +90,12 @@ fn late<St: ServiceStore>(app: &App<St>, handlers: &[HandlerStatus]) -> Option<S
     Some(format!("the oldest message of handler `{}` has waited longer than {most:?}", late.name))
 }
 
-async fn metrics<St: ServiceStore>(State(app): State<Arc<App<St>>>, headers: HeaderMap) -> Response {
-    if !app.is_authorized(&headers) {
-        return json_response(StatusCode::UNAUTHORIZED, &json!({ "error": "a bearer token is needed" }));
-    }
+/// Counters and gauges for Prometheus.
+#[utoipa::path(
+    get, path = "/metrics", tag = "health",
+    responses((status = 200, body = String, content_type = "text/plain; version=0.0.4")),
+)]
+pub(crate) async fn metrics<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Response {
     let store = app.inbox.store();
     let read = async { (store.handlers().await, store.outbox().await) };
     let (handlers, outbox) = match tokio::time::timeout(app.health.timeout, read).await {
@@ -97,7 +122,7 @@ async fn nothing() -> Response {
         "GET /health/live",
         "GET /health/ready",
         "GET /metrics",
-        "GET /api/v1/status"
+        "GET /api/v1/openapi.json"
     ]);
     json_response(StatusCode::NOT_FOUND, &json!({ "error": "there is nothing here", "places": places }))
 }

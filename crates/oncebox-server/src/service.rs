@@ -6,14 +6,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use axum::http::{HeaderMap, header};
 use oncebox::{Error, ErrorKind, Inbox, Limits, MariaStore, PgStore, SqliteStore, run};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::config::{Config, HealthConfig, HttpConfig, Secret, SinkType, SourceType, StoreType};
+use crate::access::Access;
+use crate::api::events::Events;
+use crate::config::{Config, HealthConfig, HttpConfig, SinkType, SourceType, StoreType};
 use crate::handlers;
 use crate::ingest::{HttpSource, InFlight};
+use crate::keeper::{self, Pauses};
 use crate::listener::Listener;
 use crate::metrics::Metrics;
 use crate::routes;
@@ -71,22 +73,12 @@ pub(crate) struct App<St: ServiceStore> {
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) connections: Arc<AtomicUsize>,
     pub(crate) metrics: Metrics,
-}
-
-impl<St: ServiceStore> App<St> {
-    /// Whether a request has the token, when there is one.
-    pub(crate) fn is_authorized(&self, headers: &HeaderMap) -> bool {
-        let Some(token) = &self.http.token else { return true };
-        has_token(token, headers)
-    }
-}
-
-fn has_token(token: &Secret, headers: &HeaderMap) -> bool {
-    let mut given = headers.get_all(header::AUTHORIZATION).iter();
-    let (Some(first), None) = (given.next(), given.next()) else { return false };
-    let bytes = first.as_bytes();
-    let Some((scheme, guess)) = bytes.split_at_checked(7) else { return false };
-    scheme.eq_ignore_ascii_case(b"bearer ") && token.matches(guess)
+    /// Who may ask for what.
+    pub(crate) access: Access,
+    pub(crate) pauses: Pauses,
+    pub(crate) events: Events,
+    /// There may be a replay to step.
+    pub(crate) replaying: Notify,
 }
 
 /// Opens the store, makes its tables, and builds the inbox with every configured handler.
@@ -133,12 +125,16 @@ async fn serve_on<St: ServiceStore>(
     let listener = Listener::bind(&config.http).await.map_err(cannot)?;
     let address = listener.address().map_err(cannot)?;
     let shutdown = config.run.shutdown;
-    let app = Arc::new(app(inbox, config, &listener));
-
     let (stop_http, http_stops) = watch::channel(false);
+    let app = Arc::new(app(inbox, config, &listener, http_stops.clone()));
+    // Before the first request: who is not known yet must not find the door open.
+    app.access.renew(app.inbox.store()).await?;
+    app.pauses.renew(&app.inbox).await?;
+
     let (stop_runner, mut runner_stops) = watch::channel(false);
     // Half of the time for those who are sending; the rest for what they sent.
-    let http = tokio::spawn(listener.serve(routes::router(app), http_stops, shutdown / 2));
+    let http = tokio::spawn(listener.serve(routes::router(app.clone()), http_stops, shutdown / 2));
+    let keeper = tokio::spawn(keep(app, runner_stops.clone()));
     let runner = runner.with_graceful_shutdown(async move {
         let _ = runner_stops.wait_for(|stopping| *stopping).await;
     });
@@ -154,6 +150,7 @@ async fn serve_on<St: ServiceStore>(
     stop_http.send_replace(true);
     let _ = http.await;
     stop_runner.send_replace(true);
+    let _ = tokio::time::timeout_at(deadline, keeper).await;
     match tokio::time::timeout_at(deadline, runner).await {
         Ok(Ok(result)) => result.map(|()| Ended::Drained),
         Ok(Err(error)) => Err(Error::new(ErrorKind::Store, format!("the runner panicked: {error}"))),
@@ -166,7 +163,21 @@ async fn serve_on<St: ServiceStore>(
     }
 }
 
-fn app<St: ServiceStore>(inbox: Inbox<St>, config: Config, listener: &Listener) -> App<St> {
+/// Everything a service does on its own, until it stops.
+async fn keep<St: ServiceStore>(app: Arc<App<St>>, stopping: watch::Receiver<bool>) {
+    tokio::join!(
+        keeper::keep_access(&app, stopping.clone()),
+        keeper::keep_replaying(&app, stopping),
+        app.events.watch(&app),
+    );
+}
+
+fn app<St: ServiceStore>(
+    inbox: Inbox<St>,
+    config: Config,
+    listener: &Listener,
+    http_stops: watch::Receiver<bool>,
+) -> App<St> {
     let mut sources = BTreeMap::new();
     let mut brokers = Vec::new();
     for source in config.sources {
@@ -187,6 +198,10 @@ fn app<St: ServiceStore>(inbox: Inbox<St>, config: Config, listener: &Listener) 
         in_flight: InFlight::new(config.http.max_in_flight),
         connections: listener.open(),
         max_payload: config.store.max_payload,
+        access: Access::new(config.http.token.as_ref()),
+        pauses: Pauses::default(),
+        events: Events::new(http_stops),
+        replaying: Notify::new(),
         http: config.http,
         health: config.health,
         metrics: Metrics::default(),

@@ -4,7 +4,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use oncebox::{Error, ErrorKind, Failure, MariaStore, Message, PgStore, SqliteStore, Store};
+use oncebox::admin::AdminStore;
+use oncebox::{Error, ErrorKind, Failure, MariaStore, Message, PgStore, SqliteStore};
 use serde_json::{Map, Value as Json};
 use sqlx::mysql::{MySqlArguments, MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::postgres::{PgArguments, PgPoolOptions};
@@ -19,7 +20,7 @@ use crate::config::StoreConfig;
 use crate::handlers::statement::{Parameter, Statement};
 
 /// A store that a service can run on.
-pub(crate) trait ServiceStore: Store {
+pub(crate) trait ServiceStore: AdminStore {
     /// Connects. Fails when the database does not answer in time.
     fn open(config: &StoreConfig) -> impl Future<Output = Result<Self, Error>> + Send;
 

@@ -75,6 +75,7 @@ const CHANGES: &[(&str, &str, &str)] = &[
     ("defaults.source.http", "kind", "\"k\""),
     ("defaults.source.http", "key", "\"json:/key\""),
     ("defaults.source.http", "scope", "\"other\""),
+    ("defaults.source.http", "token", "\"always\""),
     ("defaults.source.http", "rate", "\"1/s\""),
     ("defaults.source.http", "keep_headers", "[]"),
     ("defaults.source.http", "verify", "{ scheme = \"github\", secret = \"x\" }"),
@@ -203,6 +204,15 @@ fn what_is_wrong_is_named_with_its_place_and_the_nearest_word() {
         (
             "[http]\nlisten = \"0.0.0.0:80\"\n",
             "x.toml:2:1: `0.0.0.0:80` can be reached from other machines, so `token`",
+        ),
+        (
+            "[http]\nlisten = \"0.0.0.0:80\"\ntoken = \"0123456789012345678901234\"\n\
+             [source.a]\ntype = \"http\"\ntoken = \"never\"\n",
+            "x.toml:4:9: source `a` can be reached from other machines and proves nothing",
+        ),
+        (
+            "[source.a]\ntype = \"http\"\ntoken = \"allways\"\n",
+            "x.toml:3:9: `token` cannot be `allways`; did you mean `always`?",
         ),
         ("[http]\ntoken = \"short\"\n", "x.toml:2:1: `token` is shorter than 24 characters"),
         ("[http]\nmax_body = \"1GiB\"\n", "x.toml:1:2: `max_in_flight` is less than `max_body`"),
@@ -413,6 +423,19 @@ fn the_file_may_set_defaults_for_all_of_a_sort() {
     assert_eq!(format!("{:?}", config.handlers[1].backoff), "Backoff { first: 5s, max: 6s }");
     let SourceType::Http(source) = &config.sources[0].source else { panic!("http") };
     assert!(format!("{:?}", source.mapping).contains("Hash"));
+}
+
+/// An http source on an address of the network proves where its messages come from.
+#[test]
+fn a_source_that_proves_nothing_is_for_this_machine_only() {
+    let open =
+        "[http]\ntoken = \"0123456789012345678901234\"\n[source.a]\ntype = \"http\"\ntoken = \"never\"\n";
+    let address = "0.0.0.0:80".parse().unwrap();
+    let refused = parse(open).listen_on(address).unwrap_err();
+    assert!(refused.contains("source `a` can be reached from other machines"), "{refused}");
+    assert!(parse(open).listen_on("127.0.0.1:80".parse().unwrap()).is_ok());
+    let signed = format!("{open}verify = {{ scheme = \"github\", secret = \"x\" }}\n");
+    assert!(parse(&signed).listen_on(address).is_ok());
 }
 
 #[test]

@@ -8,6 +8,7 @@ use oncebox_core::admin::{
 use oncebox_core::store::{Count, DeliveryId};
 use oncebox_core::{Error, ErrorKind, LANES};
 use sqlx::SqliteConnection;
+use sqlx::sqlite::SqliteRow;
 use std::sync::Arc;
 
 use crate::deliveries::{DEAD, DISCARDED, HELD, READY, SCHEDULED};
@@ -39,22 +40,8 @@ impl SqliteStore {
     }
 
     pub(crate) async fn list_deliveries(&self, filter: &DeliveryFilter) -> Result<Vec<DeliveryInfo>, Error> {
-        let (state, failed) = match filter.state {
-            None => (None, None),
-            Some(DeliveryState::Waiting) => (Some(READY), Some(false)),
-            Some(DeliveryState::Retrying) => (Some(READY), Some(true)),
-            Some(DeliveryState::Held) => (Some(HELD), None),
-            Some(DeliveryState::Scheduled) => (Some(SCHEDULED), None),
-            Some(DeliveryState::Dead) => (Some(DEAD), None),
-            Some(DeliveryState::Discarded) => (Some(DISCARDED), None),
-            Some(other) => {
-                return Err(Error::invalid(format!(
-                    "deliveries cannot be listed by state `{}`",
-                    other.as_str()
-                )));
-            }
-        };
-        let rows = bind_filter(&self.sql.deliveries, filter)
+        let (state, failed) = stored_state(filter.state)?;
+        let rows = bind_filter(&self.sql.deliveries, filter, None)
             .bind(state)
             .bind(failed)
             .fetch_all(&self.pool)
@@ -75,25 +62,38 @@ impl SqliteStore {
         }
         rows.iter()
             .map(|row| {
-                let id = get(row, 0)?;
-                Ok(DeliveryInfo::new(
-                    DeliveryId(id),
-                    get(row, 1)?,
-                    delivery_state(get(row, 2)?, get(row, 6)?)?,
-                    get(row, 3)?,
-                    timestamp(get(row, 4)?)?,
-                    timestamp(get(row, 5)?)?,
-                    message(row, 7)?.0,
-                    history.remove(&id).unwrap_or_default(),
-                ))
+                let mut info = delivery_info(row)?;
+                info.history = history.remove(&info.id.0).unwrap_or_default();
+                Ok(info)
             })
             .collect()
+    }
+
+    pub(crate) async fn count_matching(&self, filter: &DeliveryFilter, most: u64) -> Result<u64, Error> {
+        let (state, failed) = stored_state(filter.state)?;
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let most = filter.limit.map_or(most, |limit| limit.min(most));
+        let bounded = filter.clone().limit(most);
+        let count_rows = bind_filter(&self.sql.count_deliveries, &bounded, None).bind(state).bind(failed);
+        let row = count_rows.fetch_one(&self.pool).await.map_err(classify)?;
+        Ok(count(get(&row, 0)?))
     }
 
     pub(crate) async fn replay_dead(&self, filter: &DeliveryFilter) -> Result<u64, Error> {
         let mut write = self.writer.begin(Sync::Durable).await?;
         let connection = write.connection();
-        let ids = self.dead(connection, filter).await?;
+        let ids = self.dead(connection, filter, None).await?;
+        let replayed = self.replay_letters(connection, ids).await?;
+        write.commit().await?;
+        Ok(replayed)
+    }
+
+    /// Makes these letters wait again, in order within each key.
+    pub(crate) async fn replay_letters(
+        &self,
+        connection: &mut SqliteConnection,
+        ids: Vec<i64>,
+    ) -> Result<u64, Error> {
         let rows = query(&self.sql.replay)
             .bind(self.shift())
             .bind(list(ids))
@@ -109,14 +109,13 @@ impl SqliteStore {
         for (handler, keys) in held {
             self.promote(connection, &handler, keys).await?;
         }
-        write.commit().await?;
         Ok(rows.len() as u64)
     }
 
     pub(crate) async fn discard_dead(&self, filter: &DeliveryFilter, reason: &str) -> Result<u64, Error> {
         let mut write = self.writer.begin(Sync::Durable).await?;
         let connection = write.connection();
-        let ids = list(self.dead(connection, filter).await?);
+        let ids = list(self.dead(connection, filter, None).await?);
         query(&self.sql.discard_history)
             .bind(self.shift())
             .bind(ids.as_str())
@@ -134,13 +133,17 @@ impl SqliteStore {
         Ok(discarded.rows_affected())
     }
 
-    async fn dead(
+    /// The dead letters that a replay or discard means, up to this id.
+    pub(crate) async fn dead(
         &self,
         connection: &mut SqliteConnection,
         filter: &DeliveryFilter,
+        upto: Option<i64>,
     ) -> Result<Vec<i64>, Error> {
-        let rows =
-            bind_filter(&self.sql.replay_candidates, filter).fetch_all(connection).await.map_err(classify)?;
+        let rows = bind_filter(&self.sql.replay_candidates, filter, upto)
+            .fetch_all(connection)
+            .await
+            .map_err(classify)?;
         rows.iter().map(|row| get(row, 0)).collect()
     }
 
@@ -228,8 +231,22 @@ impl SqliteStore {
     }
 }
 
-/// Binds what all statements with a filter have in common: `?1` to `?10`.
-fn bind_filter<'a>(text: &Arc<str>, filter: &DeliveryFilter) -> SqliteQuery<'a> {
+/// A row of `deliveries.sql` or `deliveries_of.sql`, without its history.
+pub(crate) fn delivery_info(row: &SqliteRow) -> Result<DeliveryInfo, Error> {
+    Ok(DeliveryInfo::new(
+        DeliveryId(get(row, 0)?),
+        get(row, 1)?,
+        delivery_state(get(row, 2)?, get(row, 6)?)?,
+        get(row, 3)?,
+        timestamp(get(row, 4)?)?,
+        timestamp(get(row, 5)?)?,
+        message(row, 7)?.0,
+        Vec::new(),
+    ))
+}
+
+/// Binds what all statements with a filter have in common: `?1` to `?12`.
+fn bind_filter<'a>(text: &Arc<str>, filter: &DeliveryFilter, upto: Option<i64>) -> SqliteQuery<'a> {
     let ids = (!filter.deliveries.is_empty()).then(|| list(filter.deliveries.iter().map(|id| id.0)));
     query(text)
         .bind(ids)
@@ -240,8 +257,27 @@ fn bind_filter<'a>(text: &Arc<str>, filter: &DeliveryFilter) -> SqliteQuery<'a> 
         .bind(filter.key.clone())
         .bind(filter.error.clone())
         .bind(filter.since.map(jiff::Timestamp::as_microsecond))
+        .bind(filter.until.map(jiff::Timestamp::as_microsecond))
         .bind(filter.after.map(|id| id.0))
+        .bind(upto)
         .bind(filter.limit.map(limit))
+}
+
+/// The stored state, and whether a last error must be there or not.
+fn stored_state(wanted: Option<DeliveryState>) -> Result<(Option<i64>, Option<bool>), Error> {
+    Ok(match wanted {
+        None => (None, None),
+        Some(DeliveryState::Waiting) => (Some(READY), Some(false)),
+        Some(DeliveryState::Retrying) => (Some(READY), Some(true)),
+        Some(DeliveryState::Held) => (Some(HELD), None),
+        Some(DeliveryState::Scheduled) => (Some(SCHEDULED), None),
+        Some(DeliveryState::Dead) => (Some(DEAD), None),
+        Some(DeliveryState::Discarded) => (Some(DISCARDED), None),
+        Some(other) => {
+            let text = format!("deliveries cannot be listed by state `{}`", other.as_str());
+            return Err(Error::invalid(text));
+        }
+    })
 }
 
 fn delivery_state(state: i64, failed: bool) -> Result<DeliveryState, Error> {
@@ -258,7 +294,7 @@ fn delivery_state(state: i64, failed: bool) -> Result<DeliveryState, Error> {
     })
 }
 
-fn json<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, Error> {
+pub(crate) fn json<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, Error> {
     serde_json::from_str(text)
         .map_err(|error| Error::caused(ErrorKind::Store, "a stored list cannot be read", error))
 }

@@ -19,8 +19,10 @@ struct Migration {
     text: &'static str,
 }
 
-const MIGRATIONS: [Migration; 1] =
-    [Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") },
+    Migration { version: 2, name: "admin", text: include_str!("../migrations/0002_admin.sql") },
+];
 
 /// The version of the schema that this library works with.
 pub(crate) const NEWEST: i64 = MIGRATIONS[MIGRATIONS.len() - 1].version;
@@ -42,7 +44,7 @@ impl SqliteStore {
     /// Any number of processes may call it at once. Fails with [`ErrorKind::Schema`] when the database is newer than
     /// this library, or when the text of an applied migration has changed since.
     pub async fn migrate(&self) -> Result<(), Error> {
-        for migration in &MIGRATIONS {
+        for migration in MIGRATIONS {
             let mut write = self.writer.begin(Sync::Durable).await?;
             match self.migrate_one(write.connection(), migration).await {
                 Ok(true) => write.commit().await?,
@@ -87,7 +89,7 @@ impl SqliteStore {
         let mut fresh = SqliteConnection::connect_with(&SqliteConnectOptions::new().in_memory(true))
             .await
             .map_err(classify)?;
-        for migration in &MIGRATIONS {
+        for migration in MIGRATIONS {
             if applied.iter().any(|applied| applied.version == migration.version) {
                 let script = AssertSqlSafe(script(migration, &self.sql.prefix, 0));
                 fresh.execute(script).await.map_err(classify)?;

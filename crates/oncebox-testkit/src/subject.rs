@@ -5,6 +5,7 @@ use std::future::Future;
 use std::ops::DerefMut;
 use std::time::Duration;
 
+use oncebox_core::admin::AdminStore;
 use oncebox_core::clock::ClockShift;
 use oncebox_core::{Failure, Message, Store, Tx};
 
@@ -21,7 +22,7 @@ pub type TxOf<T> = Tx<<<T as Subject>::Store as Store>::Connection>;
 /// so that a doubled effect shows. Everything is removed when the subject is dropped.
 pub trait Subject: Sized + Send + Sync + 'static {
     /// The store.
-    type Store: Store;
+    type Store: AdminStore;
     /// A transaction of the user's own, as the driver hands it out.
     type Own: DerefMut<Target = DriverOf<Self>> + Send;
 

@@ -3,13 +3,14 @@
 mod change;
 mod look;
 mod screen;
+mod token;
 
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use oncebox::admin::{DeliveryFilter, DeliveryState};
-use oncebox::{MariaStore, PgStore, SqliteStore, Store};
+use oncebox::admin::{AdminStore, DeliveryFilter, DeliveryState};
+use oncebox::{MariaStore, PgStore, SqliteStore};
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::postgres::PgPoolOptions;
 
@@ -22,10 +23,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, Args)]
 pub(crate) struct Target {
     /// The store: `sqlite:FILE`, `postgres://…` or `mysql://…`.
-    #[arg(long, default_value = "sqlite:oncebox.db")]
+    #[arg(long, global = true, default_value = "sqlite:oncebox.db")]
     store: String,
     /// The schema on Postgres and MariaDB; the beginning of the tables' names on SQLite.
-    #[arg(long)]
+    #[arg(long, global = true)]
     schema: Option<String>,
 }
 
@@ -50,6 +51,8 @@ pub(crate) enum Operation {
     Resume(On<change::Pause>),
     /// Remove now what is done and old enough; the runners do it by themselves as well.
     Purge(On<change::Purge>),
+    /// Tokens for a service on this store: make, list, revoke.
+    Token(On<token::Token>),
 }
 
 /// A command and the store it works on.
@@ -72,6 +75,7 @@ impl Operation {
             Self::Discard(on) => &on.target,
             Self::Pause(on) | Self::Resume(on) => &on.target,
             Self::Purge(on) => &on.target,
+            Self::Token(on) => &on.target,
         }
     }
 }
@@ -159,7 +163,7 @@ pub(crate) async fn operate(operation: Operation) -> Result<bool, String> {
     on_store(store, operation).await
 }
 
-async fn on_store<St: Store>(store: St, operation: Operation) -> Result<bool, String> {
+async fn on_store<St: AdminStore>(store: St, operation: Operation) -> Result<bool, String> {
     let done = match operation {
         Operation::Status(status) => look::status(&store, status.own).await,
         Operation::List(list) => look::list(&store, list.own).await,
@@ -170,6 +174,7 @@ async fn on_store<St: Store>(store: St, operation: Operation) -> Result<bool, St
         Operation::Pause(pause) => change::set_paused(&store, pause.own, true).await,
         Operation::Resume(resume) => change::set_paused(&store, resume.own, false).await,
         Operation::Purge(purge) => change::purge(&store, purge.own).await,
+        Operation::Token(token) => token::token(&store, token.own).await,
     };
     done.map_err(|error| error.to_string())
 }

@@ -168,6 +168,43 @@ impl Service {
         self.request("GET", path, &[], b"").await.expect("an answer")
     }
 
+    /// A request with a JSON body, or none.
+    pub(crate) async fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Answer {
+        self.asked(method, path, &[], body).await
+    }
+
+    /// The same with a token.
+    pub(crate) async fn ask_as(&self, token: &str, method: &str, path: &str, body: Option<&Value>) -> Answer {
+        self.asked(method, path, &[("authorization", &format!("Bearer {token}"))], body).await
+    }
+
+    async fn asked(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&Value>,
+    ) -> Answer {
+        let mut headers = headers.to_vec();
+        headers.extend(body.map(|_| ("content-type", "application/json")));
+        let body = body.map(Value::to_string).unwrap_or_default();
+        self.request(method, path, &headers, body.as_bytes()).await.expect("an answer")
+    }
+
+    /// The status of the answer, without waiting for its end.
+    pub(crate) async fn head(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> u16 {
+        let mut connection = self.connect().await;
+        let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let lines = format!("{lines}content-length: {}\r\n", body.len());
+        connection.send(method, path, &lines, body).await;
+        connection.status().await
+    }
+
+    pub(crate) async fn connect(&self) -> Connection {
+        let stream = TcpStream::connect(self.address).await.expect("a connection");
+        Connection { stream: tokio::io::BufReader::new(stream) }
+    }
+
     /// One request on a connection of its own.
     pub(crate) async fn request(
         &self,
@@ -209,6 +246,54 @@ impl Drop for Service {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A connection that stays open.
+pub(crate) struct Connection {
+    stream: tokio::io::BufReader<TcpStream>,
+}
+
+impl Connection {
+    /// A request without a body, and its answer.
+    pub(crate) async fn ask(&mut self, method: &str, path: &str, lines: &str) -> Answer {
+        self.send(method, path, lines, b"").await;
+        let head = self.read_head().await;
+        let mut answer = Answer { status: status_of(&head), head, body: String::new() };
+        let length = answer.header("content-length").map_or(0, |length| length.parse().unwrap());
+        let mut body = vec![0; length];
+        self.stream.read_exact(&mut body).await.expect("a body");
+        answer.body = text(&body);
+        answer
+    }
+
+    pub(crate) async fn send(&mut self, method: &str, path: &str, lines: &str, body: &[u8]) {
+        let mut bytes = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n").into_bytes();
+        bytes.extend_from_slice(body);
+        self.stream.get_mut().write_all(&bytes).await.expect("a request that is taken");
+    }
+
+    pub(crate) async fn status(&mut self) -> u16 {
+        status_of(&self.read_head().await)
+    }
+
+    async fn read_head(&mut self) -> String {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert!(self.line(&mut head).await, "an answer: {head}");
+        }
+        head
+    }
+
+    /// The next line, or false at the end.
+    pub(crate) async fn line(&mut self, line: &mut String) -> bool {
+        use tokio::io::AsyncBufReadExt;
+        let read = tokio::time::timeout(DEADLINE, self.stream.read_line(line)).await.expect("a line in time");
+        read.is_ok_and(|bytes| bytes > 0)
+    }
+}
+
+fn status_of(head: &str) -> u16 {
+    head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status")
 }
 
 /// What came back.

@@ -22,6 +22,18 @@ impl Severity {
     }
 }
 
+impl Finding {
+    /// A finding.
+    pub fn new(
+        code: &'static str,
+        severity: Severity,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self { code, severity, what: what.into(), remedy: remedy.into() }
+    }
+}
+
 /// One thing that is wrong, with its remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {

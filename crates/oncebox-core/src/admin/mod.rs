@@ -2,19 +2,26 @@
 
 mod audit;
 mod finding;
+mod found;
+mod health;
 mod replay;
 mod search;
 mod store;
+mod stored_filter;
 mod token;
+mod walk;
 
 pub use audit::{Audit, AuditEntry};
 pub use finding::{Finding, Severity};
-pub use replay::{Replay, ReplayId, ReplayInfo, ReplayState};
+pub use found::{Found, Standing};
+pub use health::{Health, OVERDUE_AFTER, Overdue, rough};
+pub use replay::{Pace, Replay, ReplayId, ReplayInfo, ReplayState};
 pub use search::{
     HandlerState, HeaderMatch, MessageHit, MessageInfo, MessagePage, MessageSearch, PayloadMatch, Progress,
 };
 pub use store::AdminStore;
-pub use token::{Role, TokenInfo};
+pub use token::{LONGEST_NAME, Role, TokenInfo, check_name};
+pub use walk::{LogReader, Window};
 
 use std::time::Duration;
 

@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 
 use super::DeliveryFilter;
+use crate::error::{Error, ErrorKind};
 
 /// The number of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,6 +39,86 @@ impl ReplayState {
             Self::Done => "done",
             Self::Cancelled => "cancelled",
         }
+    }
+}
+
+/// How fast a replay may go, by the database's clock in microseconds. For stores.
+///
+/// What was not used in the last second is lost, so that a replay whose process stood still does not make up for it.
+///
+/// ```
+/// use oncebox_core::admin::Pace;
+///
+/// let started = 0;
+/// let pace = Pace::new(Some(10), started, 300_000);
+/// assert_eq!(pace.allowed(), 3);
+/// assert_eq!(Pace::new(Some(10), pace.after(2), 300_000).allowed(), 1);
+/// assert_eq!(Pace::new(Some(10), started, 60_000_000).allowed(), 10);
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Pace {
+    rate: Option<u32>,
+    paid_at: i64,
+    now: i64,
+}
+
+const SECOND: i64 = 1_000_000;
+
+impl Pace {
+    /// At this rate, with everything up to `paid_at` used up.
+    pub fn new(rate: Option<u32>, paid_at: i64, now: i64) -> Self {
+        // A time to come was written before the clock was set back.
+        let paid_at = if paid_at > now.saturating_add(SECOND) { now } else { paid_at };
+        Self { rate, paid_at: paid_at.max(now.saturating_sub(SECOND)), now }
+    }
+
+    /// How many letters may be replayed now.
+    pub fn allowed(self) -> u64 {
+        match self.rate {
+            None => u64::MAX,
+            Some(rate) => {
+                let micros = u64::try_from(self.now - self.paid_at).unwrap_or(0);
+                micros * u64::from(rate) / SECOND.unsigned_abs()
+            }
+        }
+    }
+
+    /// Up to when the rate is used up after so many letters.
+    pub fn after(self, letters: u64) -> i64 {
+        let Some(rate) = self.rate else { return self.now };
+        let micros = letters.saturating_mul(SECOND.unsigned_abs()).div_ceil(u64::from(rate.max(1)));
+        self.paid_at.saturating_add(i64::try_from(micros).unwrap_or(i64::MAX))
+    }
+}
+
+impl Replay {
+    /// Refuses a rate of zero, with which it would never end.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.rate == Some(0) {
+            return Err(Error::invalid(
+                "a replay has a rate of 0 letters a second; give it at least 1, or none to go as fast as it goes",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl ReplayState {
+    /// The number stores keep for it.
+    pub fn to_stored(self) -> i16 {
+        match self {
+            Self::Running => 0,
+            Self::Done => 1,
+            Self::Cancelled => 2,
+        }
+    }
+
+    /// The state of that number.
+    pub fn from_stored(number: i16) -> Result<Self, Error> {
+        [Self::Running, Self::Done, Self::Cancelled]
+            .into_iter()
+            .find(|state| state.to_stored() == number)
+            .ok_or_else(|| Error::new(ErrorKind::Store, format!("a replay has the unknown state {number}")))
     }
 }
 

@@ -94,7 +94,8 @@ pub struct HandlerState {
 pub enum Progress {
     /// In the log, before the handler's cursor has reached it.
     Waiting,
-    /// The handler has done it, and failed attempts, if any, are in the past.
+    /// The handler has done it, and failed attempts, if any, are in the past. Also when the handler was added after the
+    /// message had come, and passes over it.
     Done {
         /// Failed attempts before it was done.
         history: Vec<super::AttemptInfo>,
@@ -109,9 +110,11 @@ pub enum Progress {
 pub struct MessageInfo {
     /// When it came.
     pub received_at: Timestamp,
-    /// The message, byte by byte; `None` when its payload was purged and only its id still blocks duplicates.
+    /// The message, byte by byte; `None` when it was handled inline, or its payload was purged, and only its id still
+    /// blocks duplicates.
     pub message: Option<Message>,
-    /// Per handler that wants its kind, in order of names.
+    /// Per handler that wants its kind, in order of names. Of a message that is `None` the kind is not known any more:
+    /// then those that have failed at it.
     pub handlers: Vec<HandlerState>,
     /// Whether the same id came with other bytes.
     pub conflicts: Vec<super::Conflict>,

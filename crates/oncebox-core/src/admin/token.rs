@@ -2,6 +2,8 @@
 
 use jiff::Timestamp;
 
+use crate::error::Error;
+
 /// What a token allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
@@ -26,10 +28,40 @@ impl Role {
         }
     }
 
+    /// Whether who has this role may do what needs that one.
+    ///
+    /// ```
+    /// use oncebox_core::admin::Role;
+    ///
+    /// assert!(Role::Operate.allows(Role::Read) && !Role::Operate.allows(Role::Ingest));
+    /// assert!(Role::Admin.allows(Role::Ingest) && !Role::Ingest.allows(Role::Read));
+    /// ```
+    pub fn allows(self, needed: Self) -> bool {
+        match self {
+            Self::Admin => true,
+            Self::Operate => matches!(needed, Self::Operate | Self::Read),
+            Self::Read | Self::Ingest => self == needed,
+        }
+    }
+
     /// The role of that word.
     pub fn from_word(word: &str) -> Option<Self> {
         [Self::Ingest, Self::Read, Self::Operate, Self::Admin].into_iter().find(|role| role.as_str() == word)
     }
+}
+
+/// The longest name of a source or a token, in bytes.
+pub const LONGEST_NAME: usize = 255;
+
+/// Refuses a name that not every store can keep: an empty one, one over [`LONGEST_NAME`], one with a NUL.
+pub fn check_name(what: &str, name: &str) -> Result<(), Error> {
+    if name.is_empty() || name.len() > LONGEST_NAME || name.contains('\0') {
+        return Err(Error::invalid(format!(
+            "the name of a {what} has {} bytes; give it 1 to {LONGEST_NAME} bytes without NUL",
+            name.len()
+        )));
+    }
+    Ok(())
 }
 
 /// A token as a store keeps it: never the token itself.

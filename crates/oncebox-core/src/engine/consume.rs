@@ -43,15 +43,21 @@ pub(crate) async fn consume<St, S, R>(
     let backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
     let mut failures = 0;
     let mut lag_at = Instant::now();
+    let mut paused = inbox.shared.paused_sources();
     while !*stop.borrow() {
         if Instant::now() >= lag_at {
             lag_at = Instant::now() + LAG_EVERY;
             ask_lag(inbox, &name, source).await;
         }
+        let is_paused = paused.borrow_and_update().contains(&name);
         let next = tokio::select! {
-            next = source.next(AT_ONCE) => next,
-            () = tokio::time::sleep_until(lag_at) => continue,
+            // In this order, so that nothing is taken once it has been told to pause.
+            biased;
             _ = stop.wait_for(|stopping| *stopping) => return,
+            // A source that is dropped while it waits has taken nothing.
+            Ok(()) = paused.changed() => continue,
+            next = source.next(AT_ONCE), if !is_paused => next,
+            () = tokio::time::sleep_until(lag_at) => continue,
         };
         let incoming = match next {
             Ok(incoming) if incoming.is_empty() => return,

@@ -12,6 +12,8 @@ where (? is null or d.id in (select g.id from json_table(?, '$[*]' columns (id b
   and (? is null or d.state = ?)
   and (? is null or (d.last_error is not null) = ?)
   and (? is null or d.received_at >= ?)
+  and (? is null or d.received_at < ?)
   and (? is null or d.id > ?)
+  and (? is null or d.id <= ?)
 order by d.id
 limit ?

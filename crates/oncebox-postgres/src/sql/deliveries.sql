@@ -12,6 +12,8 @@ where (cardinality($1::bigint[]) = 0 or d.id = any($1::bigint[]))
   and ($8::text is null or d.key = $8)
   and ($9::text is null or position($9 in d.last_error) > 0)
   and ($10::bigint is null or d.received_at >= $10)
-  and ($11::bigint is null or d.id > $11)
+  and ($11::bigint is null or d.received_at < $11)
+  and ($12::bigint is null or d.id > $12)
+  and ($13::bigint is null or d.id <= $13)
 order by d.id
-limit $12
+limit $14

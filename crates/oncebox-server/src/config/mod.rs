@@ -21,11 +21,12 @@ pub use handler::{Action, BreakerConfig, HandlerConfig, HttpAction};
 pub use problem::{ConfigError, Problem};
 pub use secret::Secret;
 pub use sink::{HttpSinkConfig, SinkConfig, SinkType};
-pub use source::{Encoding, HttpSourceConfig, Scheme, SourceConfig, SourceType, Verify};
+pub use source::{Encoding, HttpSourceConfig, Scheme, SourceConfig, SourceType, TokenRule, Verify};
 pub use store::{StoreConfig, StoreType};
 pub use units::Rate;
 
 pub(crate) use problem::suggestion;
+pub(crate) use units::duration;
 
 use document::Document;
 use section::{Reader, Section};
@@ -149,6 +150,11 @@ impl Config {
         if self.http.token.is_none() && !address.ip().is_loopback() {
             return Err(needs_token(address));
         }
+        if let Some(open) =
+            self.sources.iter().find(|source| source.is_open()).filter(|_| !address.ip().is_loopback())
+        {
+            return Err(format!("{} at {address}", source::needs_proof(&open.name)));
+        }
         self.http.listen = address;
         Ok(self)
     }
@@ -202,13 +208,14 @@ fn config(reader: &Reader<'_>) -> Config {
     reader.check_top(SECTIONS);
     check_defaults(reader);
     let sinks = sink::read_all(reader);
+    let http = http(reader.section("http", "http"));
     Config {
         store: store::read(reader.section("store", "store")),
-        http: http(reader.section("http", "http")),
         run: run(reader.section("run", "run")),
         health: health(reader.section("health", "health")),
         log: log(reader.section("log", "log")),
-        sources: source::read_all(reader),
+        sources: source::read_all(reader, http.listen.ip().is_loopback()),
+        http,
         handlers: handler::read_all(reader, &sinks),
         sinks,
     }

@@ -22,6 +22,27 @@ pub struct SourceConfig {
     pub source: SourceType,
 }
 
+impl SourceConfig {
+    /// True when anybody who can reach it may post: there is no signature, and no token is wanted.
+    pub(super) fn is_open(&self) -> bool {
+        match &self.source {
+            SourceType::Http(http) => http.verify.is_none() && http.token == TokenRule::Never,
+            SourceType::Broker { .. } => false,
+        }
+    }
+}
+
+/// When a source that others post to wants a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenRule {
+    /// When there is any token, unless requests are signed.
+    Auto,
+    /// In any case, beside a signature too; as long as there is no token, nobody can post.
+    Always,
+    /// Never.
+    Never,
+}
+
 /// The types of sources in this build.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -81,7 +102,7 @@ pub enum Encoding {
 /// Every type there is, in this build or another.
 const TYPES: &[&str] = &["http", "rabbitmq", "kafka", "nats", "redis", "mqtt", "amqp1"];
 
-pub(super) fn read_all(reader: &Reader<'_>) -> Vec<SourceConfig> {
+pub(super) fn read_all(reader: &Reader<'_>, is_local: bool) -> Vec<SourceConfig> {
     let mut names = reader.names("source");
     if names.is_empty() {
         let own = http::read("default", &reader.section("source.default", "defaults.source.http"));
@@ -89,7 +110,20 @@ pub(super) fn read_all(reader: &Reader<'_>) -> Vec<SourceConfig> {
         return vec![SourceConfig { name: "default".to_owned(), source: own }];
     }
     names.retain(|(name, at)| is_name(reader, "source", name, at));
-    names.into_iter().filter_map(|(name, _)| read(reader, name)).collect()
+    let sources: Vec<SourceConfig> =
+        names.iter().filter_map(|(name, _)| read(reader, name.clone())).collect();
+    for source in sources.iter().filter(|source| source.is_open() && !is_local) {
+        let at = names.iter().find(|(name, _)| *name == source.name).map_or(0..0, |(_, at)| at.clone());
+        reader.problem(at, needs_proof(&source.name));
+    }
+    sources
+}
+
+/// What is wrong with a source that takes messages from anybody in the network.
+pub(super) fn needs_proof(name: &str) -> String {
+    format!(
+        "source `{name}` can be reached from other machines and proves nothing; give it `verify`, or leave `token` out"
+    )
 }
 
 pub(super) fn check_defaults(reader: &Reader<'_>) {

@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use oncebox::Received;
+use serde::Serialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::word;
+use crate::api::answer::Answer;
 
 /// Why nothing was stored.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,6 +22,8 @@ pub(crate) enum Refusal {
     Unauthorized(&'static str),
     /// 403: a web page posts to a service that trusts this machine.
     Forbidden,
+    /// 403: the token is for something else.
+    NotAllowed,
     /// 404
     NotFound(String),
     /// 408: the body took too long.
@@ -27,6 +32,8 @@ pub(crate) enum Refusal {
     TooLarge(usize),
     /// 429: the source's rate limit.
     TooMany(Duration),
+    /// 503: somebody has paused the source.
+    Paused,
     /// 503: there is no room, or the store does not answer.
     Unavailable,
 }
@@ -39,6 +46,7 @@ impl Refusal {
             Self::Forbidden => {
                 (StatusCode::FORBIDDEN, "requests of web pages need a token or a signature".to_owned(), None)
             }
+            Self::NotAllowed => (StatusCode::FORBIDDEN, "this token may not do that".to_owned(), None),
             Self::NotFound(text) => (StatusCode::NOT_FOUND, text, None),
             Self::Slow => (StatusCode::REQUEST_TIMEOUT, "the body took too long to come".to_owned(), None),
             Self::TooLarge(most) => {
@@ -46,6 +54,9 @@ impl Refusal {
             }
             Self::TooMany(wait) => {
                 (StatusCode::TOO_MANY_REQUESTS, "the source's rate limit is reached".to_owned(), Some(wait))
+            }
+            Self::Paused => {
+                (StatusCode::SERVICE_UNAVAILABLE, "the source is paused".to_owned(), Some(retry_after))
             }
             Self::Unavailable => {
                 (StatusCode::SERVICE_UNAVAILABLE, "it cannot be stored now".to_owned(), Some(retry_after))
@@ -68,20 +79,27 @@ impl Refusal {
     }
 }
 
+/// What became of a message.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Taken {
+    id: String,
+    /// `new`, `duplicate` or `conflict`.
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    error: Option<&'static str>,
+}
+
 /// The answer for one message.
 pub(crate) fn stored(id: &str, received: Received) -> Response {
     let (word, status) = word(received);
-    json_response(status, &line(id, word))
+    Answer(status, line(id, word)).into_response()
 }
 
 /// The same as one line of a batch's answer.
-pub(crate) fn line(id: &str, word: &str) -> Value {
-    match word {
-        "conflict" => {
-            json!({ "id": id, "status": word, "error": "this id was received before with other bytes" })
-        }
-        _ => json!({ "id": id, "status": word }),
-    }
+pub(crate) fn line(id: &str, word: &'static str) -> Taken {
+    let error = (word == "conflict").then_some("this id was received before with other bytes");
+    Taken { id: id.to_owned(), status: word, error }
 }
 
 pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response {

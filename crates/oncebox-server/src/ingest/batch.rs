@@ -81,7 +81,7 @@ pub(super) async fn take<St: ServiceStore>(
     let mut answer = String::new();
     for line in lines {
         let value: Value = match line {
-            Ok(place) => answer::line(&messages[place].id, word(received[place]).0),
+            Ok(place) => json!(answer::line(&messages[place].id, word(received[place]).0)),
             Err((id, error)) => json!({ "id": id, "status": "invalid", "error": error }),
         };
         answer.push_str(&value.to_string());

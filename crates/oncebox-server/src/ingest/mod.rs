@@ -12,15 +12,17 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
+use oncebox::admin::Role;
 use oncebox::{Error, ErrorKind, Headers, Message, Received};
 use oncebox_core::mapping::{Delivered, Mapped};
 
-use crate::api::is_from_a_page;
-use crate::config::HttpSourceConfig;
+use crate::api::answer::ErrorBody;
+use crate::api::guard::is_from_a_page;
+use crate::config::{HttpSourceConfig, TokenRule};
 use crate::handlers::hold::Bucket;
 use crate::service::App;
 use crate::stores::ServiceStore;
-use answer::Refusal;
+pub(crate) use answer::Refusal;
 pub(crate) use answer::json_response;
 pub(crate) use body::InFlight;
 
@@ -58,7 +60,32 @@ const NEVER_KEPT: &[&str] = &[
     "content-length",
 ];
 
-/// The handler of the route.
+/// Stores a message, or many of them; answered only after the commit.
+///
+/// With `application/x-ndjson` each line is a message: `{"id","kind","key","headers","payload"}`.
+#[utoipa::path(
+    post, path = "/in/{source}", tag = "ingest",
+    params(("source" = String, Path, description = "The name of an http source.")),
+    request_body(
+        description = "The payload, byte by byte; id, kind and key are read where the source says.",
+        content((serde_json::Value = "application/json"), (String = "application/x-ndjson"), (String = "text/plain")),
+    ),
+    responses(
+        (status = 200, body = answer::Taken, description = "This id came before with the same bytes."),
+        (status = 202, body = answer::Taken, description = "Stored, durably."),
+        (status = 207, body = String, content_type = "application/x-ndjson", description = "A line per line of the batch."),
+        (status = 400, body = ErrorBody, description = "No id, no kind, or a limit broken."),
+        (status = 401, body = ErrorBody, description = "The signature or the token is missing or wrong."),
+        (status = 403, body = ErrorBody, description = "The token is for something else, or a web page posts to a source without proof."),
+        (status = 404, body = ErrorBody, description = "There is no such source."),
+        (status = 408, body = ErrorBody, description = "The body came too slowly."),
+        (status = 413, body = ErrorBody, description = "Too large."),
+        (status = 422, body = answer::Taken, description = "This id came before with other bytes; both are kept."),
+        (status = 429, body = ErrorBody, description = "The source's rate limit is reached; see `retry-after`."),
+        (status = 503, body = ErrorBody, description = "Not stored now, or the source is paused; see `retry-after`."),
+    ),
+    security((), ("token" = ["ingest"])),
+)]
 pub(crate) async fn post<St: ServiceStore>(
     State(app): State<Arc<App<St>>>,
     Path(name): Path<String>,
@@ -75,15 +102,12 @@ async fn take<St: ServiceStore>(app: &App<St>, name: &str, request: Request) -> 
     let headers = parts.headers;
     // Who may not post is not told which sources there are.
     let source = app.sources.get(name);
-    let signed = source.is_some_and(|source| source.config.verify.is_some());
-    if !signed && !app.is_authorized(&headers) {
-        return Err(Refusal::Unauthorized("a bearer token is needed"));
-    }
-    if !signed && app.http.token.is_none() && is_from_a_page(&headers) {
-        return Err(Refusal::Forbidden);
-    }
+    check_token(app, source, &headers)?;
     let source = source
         .ok_or_else(|| Refusal::NotFound(format!("there is no http source `{}`", name.escape_debug())))?;
+    if app.inbox.is_source_paused(name) {
+        return Err(Refusal::Paused);
+    }
     let (body, _in_flight) = body::read(&app.http, &app.in_flight, &headers, body).await?;
     if let Some(verify) = &source.config.verify {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -100,6 +124,33 @@ async fn take<St: ServiceStore>(app: &App<St>, name: &str, request: Request) -> 
     take_rate(source, 1)?;
     let message = read_message(app, source, &headers, body)?;
     store_one(app, message).await
+}
+
+/// Whether these headers may post to this source, as far as tokens go.
+fn check_token<St: ServiceStore>(
+    app: &App<St>,
+    source: Option<&HttpSource>,
+    headers: &HeaderMap,
+) -> Result<(), Refusal> {
+    let signed = source.is_some_and(|source| source.config.verify.is_some());
+    let needed = match source.map_or(TokenRule::Auto, |source| source.config.token) {
+        TokenRule::Always => true,
+        TokenRule::Never => false,
+        TokenRule::Auto => !signed && !app.access.is_open(),
+    };
+    if needed {
+        const WRONG: Refusal = Refusal::Unauthorized("a valid bearer token is needed");
+        let actor = app.access.actor(headers).map_err(|_| WRONG)?;
+        return match actor.role.allows(Role::Ingest) {
+            _ if actor.is_unproven() => Err(WRONG),
+            true => Ok(()),
+            false => Err(Refusal::NotAllowed),
+        };
+    }
+    if !signed && is_from_a_page(headers) {
+        return Err(Refusal::Forbidden);
+    }
+    Ok(())
 }
 
 async fn store_one<St: ServiceStore>(app: &App<St>, message: Message) -> Result<Response, Refusal> {
@@ -194,7 +245,7 @@ fn kept(patterns: &[String], headers: &Headers) -> Headers {
 }
 
 /// Refuses JSON that is nested too deep before anything recursive reads it. What is no JSON at all passes.
-fn check_depth(bytes: &[u8], most: usize) -> Result<(), Refusal> {
+pub(crate) fn check_depth(bytes: &[u8], most: usize) -> Result<(), Refusal> {
     let (mut depth, mut in_text, mut escaped) = (0_usize, false, false);
     for byte in bytes {
         if in_text {

@@ -1,4 +1,4 @@
--- deliveries.sql: the deliveries that match, locks nothing; ?11 is a state, ?12 whether it has failed
+-- deliveries.sql: the deliveries that match, locks nothing; ?13 is a state, ?14 whether it has failed
 select id, handler, state, attempts, due_at, received_at, last_error is not null,
     scope, message_id, kind, key, headers, payload, not_before, identity
 from {prefix}delivery
@@ -10,8 +10,10 @@ where (?1 is null or id in (select value from json_each(?1)))
   and (?6 is null or key = ?6)
   and (?7 is null or instr(last_error, ?7) > 0)
   and (?8 is null or received_at >= ?8)
-  and (?9 is null or id > ?9)
-  and (?11 is null or state = ?11)
-  and (?12 is null or (last_error is not null) = ?12)
+  and (?9 is null or received_at < ?9)
+  and (?10 is null or id > ?10)
+  and (?11 is null or id <= ?11)
+  and (?13 is null or state = ?13)
+  and (?14 is null or (last_error is not null) = ?14)
 order by id
-limit coalesce(?10, 100)
+limit coalesce(?12, 100)

@@ -8,7 +8,9 @@ where (?1 is null or id in (select value from json_each(?1)))
   and (?6 is null or key = ?6)
   and (?7 is null or instr(last_error, ?7) > 0)
   and (?8 is null or received_at >= ?8)
-  and (?9 is null or id > ?9)
+  and (?9 is null or received_at < ?9)
+  and (?10 is null or id > ?10)
+  and (?11 is null or id <= ?11)
   and state = 3
 order by id
-limit coalesce(?10, -1)
+limit coalesce(?12, -1)

@@ -3,11 +3,13 @@
 
 mod cancel;
 mod deliveries;
+mod findings;
 mod lanes;
 mod migrations;
 mod outbox;
 mod purge;
 mod receive;
+mod search;
 mod transactions;
 
 use std::time::Duration;

@@ -6,11 +6,14 @@
 pub mod batches;
 pub mod claims;
 pub mod dead_letters;
+pub mod examining;
 pub mod failing;
 pub mod handlers;
 pub mod identity;
 pub mod inline;
 pub mod limits;
+pub mod looking;
+pub mod operating;
 pub mod ordering;
 pub mod outbox;
 pub mod outside;
@@ -19,10 +22,12 @@ pub mod pausing;
 pub mod payloads;
 pub mod receiving;
 pub mod relaying;
+pub mod replaying;
 pub mod retention;
 pub mod retrying;
 pub mod running;
 pub mod scheduling;
+pub mod searching;
 pub mod stopping;
 pub mod telemetry;
 
@@ -210,6 +215,40 @@ macro_rules! store_suite {
             a_pause_is_remembered_by_the_store,
             retries_and_outside_calls_of_a_paused_handler_wait,
             pausing_an_unknown_handler_says_so,
+        }
+        $crate::cases! { $subject, store_suite, operating:
+            a_paused_source_is_remembered_by_the_store,
+            every_change_is_written_down_in_order,
+            a_token_is_kept_under_its_name_until_it_is_removed,
+            deliveries_are_counted_and_bounded_in_time,
+        }
+        $crate::cases! { $subject, store_suite, looking:
+            a_message_is_shown_with_what_each_handler_made_of_it,
+            an_inline_message_is_known_by_its_id_or_by_its_delivery,
+            a_purged_message_is_known_by_its_id_alone,
+            what_once_remembers_is_no_message,
+            a_dead_letter_is_shown_as_it_is_listed,
+        }
+        $crate::cases! { $subject, store_suite, replaying:
+            a_replay_in_steps_replays_each_letter_once,
+            a_replay_goes_no_faster_than_its_rate,
+            processes_that_step_at_the_same_time_share_a_replay,
+            a_step_that_is_given_up_is_done_or_was_never_begun,
+            a_cancelled_replay_goes_no_further,
+            a_replay_cancelled_in_the_middle_of_a_step_is_whole,
+            a_replay_in_steps_keeps_the_order_of_a_key,
+            replays_are_listed_and_keep_the_limit_of_their_filter,
+        }
+        $crate::cases! { $subject, store_suite, searching:
+            messages_are_found_by_every_field,
+            a_search_finds_every_message_once_while_others_arrive,
+            a_search_passes_over_what_was_purged,
+        }
+        $crate::cases! { $subject, store_suite, examining:
+            a_healthy_store_has_no_findings,
+            messages_that_nobody_takes_are_found,
+            dead_letters_and_conflicts_are_found,
+            outgoing_messages_that_nobody_sends_are_found,
         }
         $crate::cases! { $subject, store_suite, running:
             a_badly_behaved_source_has_each_effect_once_when_stored,

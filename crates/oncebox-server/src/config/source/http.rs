@@ -16,6 +16,8 @@ pub struct HttpSourceConfig {
     pub reads_json: bool,
     /// How requests prove where they come from.
     pub verify: Option<super::Verify>,
+    /// When requests need a token.
+    pub token: super::TokenRule,
     /// The most messages in a time.
     pub rate: Option<Rate>,
     /// Names of headers to store, a trailing `*` for all that begin so; lower case.
@@ -38,6 +40,14 @@ pub(super) fn read(name: &str, section: &Section<'_>) -> HttpSourceConfig {
         mapping,
         reads_json,
         verify: super::verify(section),
+        token: section.word(
+            "token",
+            &[
+                ("auto", super::TokenRule::Auto),
+                ("always", super::TokenRule::Always),
+                ("never", super::TokenRule::Never),
+            ],
+        ),
         rate: section.rate("rate"),
         keep_headers: section.texts("keep_headers").iter().map(|name| name.to_ascii_lowercase()).collect(),
     }

@@ -1,0 +1,5 @@
+-- conflicts_of.sql: locks nothing
+select received_at, scope, message_id, kind, `key`, headers, payload, not_before
+from {schema}.conflict
+where identity = ?
+order by received_at, fingerprint

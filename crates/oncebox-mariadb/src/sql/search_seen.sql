@@ -1,0 +1,2 @@
+-- search_seen.sql: locks nothing
+select seq, lane from {schema}.seen where identity = ?

@@ -1,0 +1,2 @@
+-- timeouts.sql: locks nothing
+select cast(@@session.wait_timeout as signed)

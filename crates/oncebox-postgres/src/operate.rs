@@ -1,0 +1,75 @@
+//! The [`AdminStore`] methods, which live in the other files.
+
+use oncebox_core::Error;
+use oncebox_core::admin::{
+    AdminStore, Audit, AuditEntry, DeliveryFilter, Finding, MessageInfo, MessagePage, MessageSearch, Replay,
+    ReplayId, ReplayInfo, TokenInfo,
+};
+
+use crate::store::PgStore;
+
+impl AdminStore for PgStore {
+    async fn messages(&self, search: &MessageSearch) -> Result<MessagePage, Error> {
+        Box::pin(self.inner.messages(search)).await
+    }
+
+    async fn message(&self, scope: &str, id: &str) -> Result<Option<MessageInfo>, Error> {
+        Box::pin(self.inner.message(scope, id)).await
+    }
+
+    async fn count_deliveries(&self, filter: &DeliveryFilter, most: u64) -> Result<u64, Error> {
+        Box::pin(self.inner.count_deliveries(filter, most)).await
+    }
+
+    async fn findings(&self) -> Result<Vec<Finding>, Error> {
+        Box::pin(self.inner.findings()).await
+    }
+
+    async fn set_source_paused(&self, source: &str, paused: bool) -> Result<(), Error> {
+        Box::pin(self.inner.set_source_paused(source, paused)).await
+    }
+
+    async fn paused_sources(&self) -> Result<Vec<String>, Error> {
+        Box::pin(self.inner.paused_sources()).await
+    }
+
+    async fn start_replay(&self, replay: &Replay) -> Result<ReplayInfo, Error> {
+        Box::pin(self.inner.start_replay(replay)).await
+    }
+
+    async fn step_replay(&self, id: ReplayId, most: u64) -> Result<Option<ReplayInfo>, Error> {
+        Box::pin(self.inner.step_replay(id, most)).await
+    }
+
+    async fn cancel_replay(&self, id: ReplayId) -> Result<Option<ReplayInfo>, Error> {
+        Box::pin(self.inner.cancel_replay(id)).await
+    }
+
+    async fn replay_info(&self, id: ReplayId) -> Result<Option<ReplayInfo>, Error> {
+        Box::pin(self.inner.replay_info(id)).await
+    }
+
+    async fn replays(&self, running: bool, limit: usize) -> Result<Vec<ReplayInfo>, Error> {
+        Box::pin(self.inner.replays(running, limit)).await
+    }
+
+    async fn add_audit(&self, change: &Audit) -> Result<AuditEntry, Error> {
+        Box::pin(self.inner.add_audit(change)).await
+    }
+
+    async fn audit(&self, before: Option<i64>, limit: usize) -> Result<Vec<AuditEntry>, Error> {
+        Box::pin(self.inner.audit(before, limit)).await
+    }
+
+    async fn add_token(&self, token: &TokenInfo) -> Result<bool, Error> {
+        Box::pin(self.inner.add_token(token)).await
+    }
+
+    async fn tokens(&self) -> Result<Vec<TokenInfo>, Error> {
+        Box::pin(self.inner.tokens()).await
+    }
+
+    async fn remove_token(&self, name: &str) -> Result<bool, Error> {
+        Box::pin(self.inner.remove_token(name)).await
+    }
+}

@@ -1,0 +1,5 @@
+-- standing.sql: locks nothing
+select h.name, h.kinds, c.position
+from {schema}.handler h
+left join {schema}.cursor c on c.handler = h.name and c.lane = $1
+order by h.name

@@ -1,0 +1,5 @@
+-- start_replay.sql: locks only the row it inserts
+insert into {schema}.replay (filter, rate, actor, matched, upto, paid_at, started_at)
+select $2, $3, $4, $5, coalesce((select max(d.id) from {schema}.delivery d), 0), n.now, n.now
+from (select (extract(epoch from clock_timestamp()) * 1000000)::bigint + $1 as now) as n
+returning id, filter, rate, actor, state, matched, replayed, started_at, ended_at, position, upto, paid_at

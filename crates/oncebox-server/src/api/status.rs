@@ -1,0 +1,98 @@
+//! `/api/v1/status`, `/outbox` and `/sinks`
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::answer::{Answer, Answered, ErrorBody, Problem, asked};
+use super::ask::{Named, to_the_end};
+use super::audit::write_down;
+use crate::access::Actor;
+use crate::service::App;
+use crate::stores::ServiceStore;
+use crate::view;
+
+/// What waits to be sent.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Outboxes {
+    outbox: Vec<view::Outbox>,
+}
+
+/// All sinks of this process.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Sinks {
+    sinks: Vec<SinkView>,
+}
+
+/// A sink.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Sink)]
+pub(crate) struct SinkView {
+    sink: String,
+    /// `http`, or the word for its broker.
+    #[serde(rename = "type")]
+    sort: &'static str,
+}
+
+/// How many outgoing messages are sent again.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ReplayedOutbox {
+    sink: String,
+    /// How many.
+    replayed: u64,
+}
+
+/// Everything on one screen: handlers, the outbox, counters.
+#[utoipa::path(get, path = "/api/v1/status", tag = "status", responses((status = 200, body = view::Status)))]
+pub(crate) async fn status<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Answered<view::Status> {
+    read(&app).await.map(Answer::ok)
+}
+
+pub(crate) async fn read<St: ServiceStore>(app: &App<St>) -> Result<view::Status, Problem> {
+    let store = app.inbox.store();
+    asked(async {
+        Ok(view::status(&store.handlers().await?, &store.outbox().await?, &store.counts().await?))
+    })
+    .await
+}
+
+/// What waits to be sent, per sink.
+#[utoipa::path(get, path = "/api/v1/outbox", tag = "outbox", responses((status = 200, body = Outboxes)))]
+pub(crate) async fn outbox<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Answered<Outboxes> {
+    let outbox = asked(app.inbox.store().outbox()).await?;
+    Ok(Answer::ok(Outboxes { outbox: outbox.iter().map(view::outbox).collect() }))
+}
+
+/// Sinks of this process.
+#[utoipa::path(get, path = "/api/v1/sinks", tag = "outbox", responses((status = 200, body = Sinks)))]
+pub(crate) async fn sinks<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Answered<Sinks> {
+    let sinks = app.sinks.iter().map(|(name, word)| SinkView { sink: name.clone(), sort: word });
+    Ok(Answer::ok(Sinks { sinks: sinks.collect() }))
+}
+
+/// Sends the outgoing messages that a sink refused for good once more.
+#[utoipa::path(
+    post, path = "/api/v1/outbox/{sink}/replay", tag = "outbox",
+    params(("sink" = String, Path, description = "The sink's name.")),
+    responses((status = 200, body = ReplayedOutbox), (status = 404, body = ErrorBody, description = "There is no such sink.")),
+)]
+pub(crate) async fn replay_outbox<St: ServiceStore>(
+    State(app): State<Arc<App<St>>>,
+    Extension(actor): Extension<Actor>,
+    Named(sink): Named,
+) -> Answered<ReplayedOutbox> {
+    let configured = app.sinks.iter().any(|(name, _)| *name == sink);
+    if !configured && !asked(app.inbox.store().outbox()).await?.iter().any(|one| one.sink == sink) {
+        return Err(Problem::NotFound(format!("there is no sink `{}`", sink.escape_debug())));
+    }
+    to_the_end(async move {
+        write_down(&app, &actor, "replay", &sink, serde_json::json!({ "sink": sink })).await?;
+        let replayed = asked(app.inbox.store().replay_outgoing(&sink)).await?;
+        app.events.nudge();
+        Ok(Answer::ok(ReplayedOutbox { sink, replayed }))
+    })
+    .await
+}

@@ -1,0 +1,5 @@
+-- conflicts_of.sql: one id with other bytes, oldest first, locks nothing
+select received_at, scope, message_id, kind, key, headers, payload, not_before
+from {prefix}conflict
+where identity = ?1
+order by received_at, fingerprint

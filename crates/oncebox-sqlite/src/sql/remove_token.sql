@@ -1,0 +1,2 @@
+-- remove_token.sql: removes one token
+delete from {prefix}token where name = ?1 returning 1

@@ -42,6 +42,9 @@ async fn a_claimed_lane_is_read_moved_and_not_given_to_others() {
         };
         let mut batch = scratch.store.begin_lanes(&read).await.unwrap().unwrap();
         assert_eq!(batch.rows.len(), 4);
+        let from = [(batch.rows[3].lane, batch.rows[3].seq)];
+        let ahead = scratch.store.read_ahead(&read, &from).await.unwrap().expect("a connection is free");
+        assert_eq!(ahead.len(), 2, "behind rows that are still locked");
         sqlx::query(scratch.effect()).execute(&mut *batch.connection).await.unwrap();
         // Old as the mark may look, the lane is locked.
         scratch.clock.advance(ABANDONED_AFTER);

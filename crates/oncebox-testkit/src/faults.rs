@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use oncebox_core::admin::{Conflict, DeliveryFilter, DeliveryInfo, HandlerStatus, OutboxStatus};
 use oncebox_core::store::{
-    Arrival, AskLease, AskOutgoing, Claim, ClaimedLane, Commit, Count, DeliveryId, InlineBatch, LaneBatch,
-    Lease, Leased, Once, Outgoing, Purged, ReadInline, ReadLanes, Received, Registration, Retention, Sent,
-    Settlement, Store, Token, TxLimits,
+    Ahead, Arrival, AskLease, AskOutgoing, Claim, ClaimedLane, Commit, Count, DeliveryId, InlineBatch,
+    LaneBatch, LaneRow, Lease, Leased, Once, Outgoing, Purged, ReadInline, ReadLanes, Received, Registration,
+    Retention, Sent, Settlement, Store, Token, TxLimits,
 };
 use oncebox_core::{Error, ErrorKind, Message, Wake};
 use tokio::sync::watch;
@@ -207,6 +207,23 @@ impl<S: Store> Store for Faulty<S> {
 
     async fn begin_lanes(&self, read: &ReadLanes<'_>) -> Result<Option<LaneBatch<S::Connection>>, Error> {
         pass!(self.begin_lanes(read))
+    }
+
+    async fn read_ahead(
+        &self,
+        read: &ReadLanes<'_>,
+        from: &[(u16, i64)],
+    ) -> Result<Option<Vec<LaneRow>>, Error> {
+        pass!(self.read_ahead(read, from))
+    }
+
+    async fn begin_lanes_ahead(
+        &self,
+        read: &ReadLanes<'_>,
+        ahead: Ahead,
+    ) -> Result<Option<LaneBatch<S::Connection>>, Error> {
+        // The same point as without: what fails is the beginning of a stretch.
+        self.plan.through("begin_lanes", self.inner.begin_lanes_ahead(read, ahead)).await
     }
 
     async fn begin_leased(

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncebox_core::admin::DeliveryState;
-use oncebox_core::store::{ABANDONED_AFTER, Claim, LaneBound, MoveLanes, ReadLanes, Token, TxLimits};
+use oncebox_core::store::{
+    ABANDONED_AFTER, Ahead, Claim, LaneBound, LaneRow, MoveLanes, ReadLanes, Token, TxLimits,
+};
 use oncebox_core::store::{Commit, Connection};
 use oncebox_core::{Attempt, ErrorKind, Failure, Inbox, Kinds, Message, Store, run};
 use tokio::sync::Notify;
@@ -209,6 +211,72 @@ pub async fn who_has_lost_a_lane_commits_nothing<T: Subject>(subject: T) {
     store.release("charge", Token(2)).await.unwrap();
     drain(&inbox).await;
     assert_once(&subject, &[message("a")], &["charge"]).await;
+}
+
+/// Messages read ahead are run only where their lane still stands; a store that reads nothing ahead just reads.
+pub async fn what_was_read_ahead_is_taken_only_where_its_lane_stands<T: Subject>(subject: T) {
+    let store = subject.store();
+    let inbox = Inbox::new(store.clone()).on(KIND, handler("charge", recording::<T>("charge")));
+    let inbox = registered(inbox).await;
+    let sent: Vec<Message> = (0..20).map(|number| message(format!("m{number}")).key("k")).collect();
+    receive(&inbox, &sent).await;
+    let token = Token(1);
+    let claim = Claim { handler: "charge", token, lanes: 32, limit: 5 };
+    let lane = store.claim(&claim).await.unwrap()[0].lane;
+    let kinds = Kinds { exact: vec![KIND.to_owned()], prefixes: Vec::new() };
+    let bounds = [LaneBound { lane, upto: None }];
+    let read = ReadLanes {
+        handler: "charge",
+        token,
+        lanes: &bounds,
+        limit: 5,
+        kinds: &kinds,
+        ordered: false,
+        limits: LIMITS,
+    };
+    let names = |rows: &[LaneRow]| -> Vec<String> {
+        rows.iter().map(|row| row.message.as_ref().unwrap().id.clone()).collect()
+    };
+    let batch = store.begin_lanes(&read).await.unwrap().unwrap();
+    assert_eq!(names(&batch.rows), ["m0", "m1", "m2", "m3", "m4"]);
+    let from = vec![(lane, batch.rows[4].seq)];
+    let rows = store.read_ahead(&read, &from).await.unwrap();
+    if let Some(rows) = &rows {
+        assert_eq!(names(rows), ["m5", "m6", "m7", "m8", "m9"]);
+        assert_eq!(rows[0].message.as_ref().unwrap().payload, sent[5].payload);
+    }
+    let ahead = Ahead { from: from.clone(), rows: rows.unwrap_or_default() };
+    batch.connection.rollback().await;
+
+    // The batch before them was not committed: they are not next.
+    let batch = store.begin_lanes_ahead(&read, ahead.clone()).await.unwrap().unwrap();
+    assert_eq!(names(&batch.rows), ["m0", "m1", "m2", "m3", "m4"]);
+    let lanes = MoveLanes { handler: "charge".to_owned(), token, positions: from, keep: true };
+    store.commit(batch.connection, Commit { lanes: Some(lanes), ..Commit::default() }).await.unwrap();
+
+    // Now they are; but not for somebody who has lost the lane.
+    let stranger = ReadLanes { token: Token(2), ..read };
+    assert!(store.begin_lanes_ahead(&stranger, ahead.clone()).await.unwrap().is_none());
+    let batch = store.begin_lanes_ahead(&read, ahead).await.unwrap().unwrap();
+    assert_eq!(names(&batch.rows), ["m5", "m6", "m7", "m8", "m9"]);
+    batch.connection.rollback().await;
+    store.release("charge", token).await.unwrap();
+    drain(&inbox).await;
+    assert_once(&subject, &sent[5..], &["charge"]).await;
+}
+
+/// More than one batch waits in every lane, so that batches are read ahead, while two processes take turns.
+pub async fn full_lanes_are_run_once_by_processes_that_read_ahead<T: Subject>(subject: T) {
+    let inbox = |store| Inbox::new(store).on(KIND, handler("charge", recording::<T>("charge")).batch(16));
+    let first = registered(inbox(subject.store())).await;
+    let all: Vec<Message> = (0..2000).map(|number| message(format!("m{number}"))).collect();
+    receive(&first, &all).await;
+    let one = start(run(first).concurrency(2));
+    let two = start(run(inbox(subject.reopen().await)).concurrency(2));
+    until("everything is handled", || async { subject.effects().await.len() >= all.len() }).await;
+    one.stop().await;
+    two.stop().await;
+    assert_once(&subject, &all, &["charge"]).await;
 }
 
 /// A message of one handler that hangs does not keep others from their lanes.

@@ -15,6 +15,7 @@ use crate::admin::{Conflict, DeliveryFilter, DeliveryInfo, HandlerStatus, Outbox
 use crate::error::Error;
 use crate::kinds::Kinds;
 use crate::message::Message;
+use crate::responses::Respond;
 use crate::wake::Wake;
 
 pub use crate::stored::{StoredMessage, UNREADABLE_HEADER};
@@ -435,6 +436,9 @@ pub struct Commit {
     pub park: Vec<Park>,
     /// Messages for the outbox.
     pub outgoing: Vec<Message>,
+    /// The response to the request this transaction belongs to; only a
+    /// [`ResponseStore`](crate::responses::ResponseStore) is given one.
+    pub respond: Option<Respond>,
 }
 
 /// Moves the cursors of a handler.

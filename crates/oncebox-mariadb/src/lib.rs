@@ -32,6 +32,7 @@ mod migrate;
 mod outbox;
 mod purge;
 mod receive;
+mod responses;
 mod rows;
 mod sql;
 mod store;

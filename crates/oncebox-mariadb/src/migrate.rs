@@ -39,6 +39,7 @@ struct Migration {
 const MIGRATIONS: &[Migration] = &[
     Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") },
     Migration { version: 2, name: "functions", text: include_str!("../migrations/0002_functions.sql") },
+    Migration { version: 4, name: "responses", text: include_str!("../migrations/0004_responses.sql") },
 ];
 
 /// The SQL of all migrations for an empty schema, for people who run their own.

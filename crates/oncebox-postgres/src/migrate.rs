@@ -33,6 +33,7 @@ struct Migration {
 const MIGRATIONS: &[Migration] = &[
     Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") },
     Migration { version: 2, name: "functions", text: include_str!("../migrations/0002_functions.sql") },
+    Migration { version: 4, name: "responses", text: include_str!("../migrations/0004_responses.sql") },
 ];
 
 /// How often rivals that create the same schema may get in each other's way.

@@ -147,13 +147,13 @@ macro_rules! statements {
 }
 
 statements! {
-    add_counts, announce, begin_inline, begin_leased, begin_plain, catalog, claim, commit_done, commit_lanes,
+    add_counts, announce, begin_inline, begin_leased, begin_plain, begin_response, catalog, claim, claim_response, commit_done, commit_lanes,
     conflict, conflicts, counts, deliveries, discard, fold_tally, forget, handlers, heal, history, known,
     known_handlers, lease, lease_outgoing, lock_cursors, lock_lanes, matching, migration_applied, migration_lock,
     migration_table, migrations, no_jit, once, outbox_status, park, promote, publish, purge_attempt, purge_conflict,
-    purge_counter, purge_delivery, purge_log, purge_seen, read_lanes, read_outgoing, receive, receive_new, register,
-    register_cursors, relay_rows, release, release_held, rename, renew, replay, replay_outgoing, revoke, set_paused,
-    settings, settle, settle_outgoing, sweep_lock, sweep_move,
+    purge_counter, purge_delivery, purge_log, purge_responses, purge_seen, read_lanes, read_outgoing, receive, receive_new, register,
+    register_cursors, relay_rows, release, release_held, release_response, rename, renew, renew_response, replay, replay_outgoing, revoke, set_paused,
+    settings, settle, settle_outgoing, settle_response, sweep_lock, sweep_move,
 }
 
 #[cfg(test)]

@@ -19,8 +19,10 @@ struct Migration {
     text: &'static str,
 }
 
-const MIGRATIONS: [Migration; 1] =
-    [Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") }];
+const MIGRATIONS: [Migration; 2] = [
+    Migration { version: 1, name: "core", text: include_str!("../migrations/0001_core.sql") },
+    Migration { version: 4, name: "responses", text: include_str!("../migrations/0004_responses.sql") },
+];
 
 /// The version of the schema that this library works with.
 pub(crate) const NEWEST: i64 = MIGRATIONS[MIGRATIONS.len() - 1].version;

@@ -11,6 +11,7 @@ grant insert, update, delete on oncebox.`head` to shop_runner;
 grant insert, update, delete on oncebox.`log` to shop_runner;
 grant insert, update, delete on oncebox.`outbox` to shop_runner;
 grant insert, update, delete on oncebox.`relay` to shop_runner;
+grant insert, update, delete on oncebox.`response` to shop_runner;
 grant insert, update, delete on oncebox.`seen` to shop_runner;
 grant insert, update, delete on oncebox.`sweep` to shop_runner;
 grant insert, update, delete on oncebox.`tally` to shop_runner;

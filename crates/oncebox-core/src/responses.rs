@@ -50,10 +50,7 @@ pub trait ResponseStore: Store {
     ) -> impl Future<Output = Result<Option<Self::Connection>, Error>> + Send;
 
     /// Writes the response in a commit of its own; false, and nothing is written, when the claim is no longer ours.
-    fn settle_response(
-        &self,
-        respond: &Respond,
-    ) -> impl Future<Output = Result<bool, Error>> + Send;
+    fn settle_response(&self, respond: &Respond) -> impl Future<Output = Result<bool, Error>> + Send;
 
     /// Gives a claim up, so that the next request with this key runs; false when it was no longer ours or is answered.
     ///
@@ -273,7 +270,9 @@ impl<St: ResponseStore> RequestTransaction<St> {
             return Ok(Some(Worked { connection, outgoing }));
         }
         revoke().await;
-        Err(Error::invalid("the handler kept its transaction after it returned; drop it (do not store or spawn it)"))
+        Err(Error::invalid(
+            "the handler kept its transaction after it returned; drop it (do not store or spawn it)",
+        ))
     }
 
     /// Commits what the handler did, its outgoing messages and the response together.

@@ -73,9 +73,8 @@ fn string(text: &[u8]) -> Option<(String, &[u8])> {
 /// Passes over `name` or `name=value`.
 fn parameter(text: &[u8]) -> Option<&[u8]> {
     text.first().filter(|byte| byte.is_ascii_lowercase() || **byte == b'*')?;
-    let rest = after(text, |byte| {
-        byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-.*".contains(&byte)
-    });
+    let rest =
+        after(text, |byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-.*".contains(&byte));
     let Some(value) = rest.strip_prefix(b"=") else { return Some(rest) };
     match value.first()? {
         b'"' => string(value).map(|(_, rest)| rest),

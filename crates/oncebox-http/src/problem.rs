@@ -44,8 +44,13 @@ impl Problem {
     pub(crate) fn in_flight() -> Self {
         let detail = "a request with this `Idempotency-Key` is being handled; send yours again in a moment to get its \
                       response";
-        Self::new(StatusCode::CONFLICT, "in-flight", "A request is outstanding for this Idempotency-Key", detail)
-            .try_again()
+        Self::new(
+            StatusCode::CONFLICT,
+            "in-flight",
+            "A request is outstanding for this Idempotency-Key",
+            detail,
+        )
+        .try_again()
     }
 
     pub(crate) fn other_content() -> Self {
@@ -85,7 +90,12 @@ impl Problem {
             "the response could not be read to its end within {limit} bytes, so it cannot be kept, and nothing was done; \
              raise `Idempotency::response_limit` in the service"
         );
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "response-too-large", "The response is too large", detail)
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "response-too-large",
+            "The response is too large",
+            detail,
+        )
     }
 
     /// For an error of the store. Its text goes to the log: it may name what is nobody's business.

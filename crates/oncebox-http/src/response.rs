@@ -55,7 +55,9 @@ impl Fate {
 /// The response as it is kept.
 pub(crate) fn stored(parts: &Parts, body: &Bytes) -> StoredResponse {
     let is_kept = |name: &HeaderName| {
-        !NOT_REPLAYED.contains(&name.as_str()) && !named_by_connection(&parts.headers, name) && *name != REPLAYED
+        !NOT_REPLAYED.contains(&name.as_str())
+            && !named_by_connection(&parts.headers, name)
+            && *name != REPLAYED
     };
     let headers = parts
         .headers

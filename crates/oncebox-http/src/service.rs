@@ -82,7 +82,9 @@ where
         let other = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, other);
         let settings = self.settings.clone();
-        Box::pin(async move { Ok(answer(&settings, inner, request).await.unwrap_or_else(Problem::into_response)) })
+        Box::pin(
+            async move { Ok(answer(&settings, inner, request).await.unwrap_or_else(Problem::into_response)) },
+        )
     }
 }
 
@@ -218,7 +220,8 @@ impl<St: ResponseStore> Keyed<St> {
     }
 
     async fn look(&self) -> Result<Looked, Problem> {
-        let claimed = self.store.claim_response(&self.ask).await.map_err(|error| Problem::of_store(&error))?;
+        let claimed =
+            self.store.claim_response(&self.ask).await.map_err(|error| Problem::of_store(&error))?;
         let content = self.ask.fingerprint;
         match claimed {
             ClaimedResponse::Ours => Ok(Looked::Ours),
@@ -304,7 +307,9 @@ impl<St: ResponseStore> Keyed<St> {
         }
         let respond = Respond { claim: self.ask.claim, response: stored(&parts, &body) };
         let written = match self.lender.take_back().await {
-            Ok(Some(worked)) if fate == Fate::Done => self.lender.commit(worked, Some(respond)).await.map(|()| true),
+            Ok(Some(worked)) if fate == Fate::Done => {
+                self.lender.commit(worked, Some(respond)).await.map(|()| true)
+            }
             Ok(Some(worked)) => {
                 worked.rollback().await;
                 self.settle(&respond).await

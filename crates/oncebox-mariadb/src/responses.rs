@@ -40,10 +40,8 @@ impl ResponseStore for MariaStore {
 
     async fn settle_response(&self, respond: &Respond) -> Result<bool, Error> {
         let inner = self.inner();
-        Box::pin(async {
-            transaction!(inner, |connection| inner.write_response(connection, respond).await)
-        })
-        .await
+        Box::pin(async { transaction!(inner, |connection| inner.write_response(connection, respond).await) })
+            .await
     }
 
     async fn release_response(&self, claim: ResponseClaim) -> Result<bool, Error> {
@@ -90,7 +88,10 @@ impl Inner {
                 },
             }
         }
-        Err(Error::new(ErrorKind::Contention, "an idempotency key is claimed and given up all the time; try again"))
+        Err(Error::new(
+            ErrorKind::Contention,
+            "an idempotency key is claimed and given up all the time; try again",
+        ))
     }
 
     async fn find_response(&self, ask: &AskResponse) -> Result<Found, Error> {

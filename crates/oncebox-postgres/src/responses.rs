@@ -75,7 +75,10 @@ impl Inner {
                 return Ok(claimed);
             }
         }
-        Err(Error::new(ErrorKind::Contention, "an idempotency key is claimed and given up all the time; try again"))
+        Err(Error::new(
+            ErrorKind::Contention,
+            "an idempotency key is claimed and given up all the time; try again",
+        ))
     }
 
     async fn renew_response(&self, claim: ResponseClaim, lease_for: Duration) -> Result<bool, Error> {

@@ -44,7 +44,10 @@ impl ResponseStore for SqliteStore {
                 return Ok(ClaimedResponse::Ours);
             }
         }
-        Err(Error::new(ErrorKind::Contention, "an idempotency key is claimed and given up all the time; try again"))
+        Err(Error::new(
+            ErrorKind::Contention,
+            "an idempotency key is claimed and given up all the time; try again",
+        ))
     }
 
     async fn renew_response(&self, claim: ResponseClaim, lease_for: Duration) -> Result<bool, Error> {
@@ -78,9 +81,7 @@ impl ResponseStore for SqliteStore {
     }
 
     async fn release_response(&self, claim: ResponseClaim) -> Result<bool, Error> {
-        let release = || {
-            query(&self.sql.release_response).bind(claim.identity.to_vec()).bind(claim.token.0)
-        };
+        let release = || query(&self.sql.release_response).bind(claim.identity.to_vec()).bind(claim.token.0);
         Ok(!self.writer.run(Sync::Soft, release).await?.is_empty())
     }
 

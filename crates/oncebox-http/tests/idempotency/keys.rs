@@ -57,7 +57,11 @@ where
         let reply = post(server.address, "/orders", "undone").told(status).send().await;
         assert_eq!(reply.status.to_string(), status);
     }
-    post(server.address, "/orders", "undone").told("swallow").send().await.assert_problem(500, "not-committed");
+    post(server.address, "/orders", "undone")
+        .told("swallow")
+        .send()
+        .await
+        .assert_problem(500, "not-committed");
     assert_eq!(placed(&*subject).await, ["one", "one"], "its transaction is its own");
     assert_eq!(subject.stuck_transactions().await, 0);
 }
@@ -82,8 +86,17 @@ where
     let subject = Arc::new(subject);
     let server = serve(&subject).await;
     let huge = format!("\"{}\"", "k".repeat(10_000)).into_bytes();
-    let wrong: [&[u8]; 9] =
-        [b"bare", b"", b"\"\"", b"\"open", b"\"a\", \"b\"", b"\"\xff\xfe\"", b"\"caf\xc3\xa9\"", b"?1", &huge];
+    let wrong: [&[u8]; 9] = [
+        b"bare",
+        b"",
+        b"\"\"",
+        b"\"open",
+        b"\"a\", \"b\"",
+        b"\"\xff\xfe\"",
+        b"\"caf\xc3\xa9\"",
+        b"?1",
+        &huge,
+    ];
     for value in wrong {
         let reply = post(server.address, "/orders", "one").header("idempotency-key", value).send().await;
         reply.assert_problem(400, "key-invalid");
@@ -165,12 +178,14 @@ where
 {
     let subject = Arc::new(subject);
     let server = serve(&subject).await;
-    let by = |token: &str| order(server.address, "a", "one").header("authorization", format!("Bearer {token}"));
+    let by =
+        |token: &str| order(server.address, "a", "one").header("authorization", format!("Bearer {token}"));
     let alice = by("alice").send().await;
     let bob = by("bob").send().await;
     assert_eq!((alice.body.as_str(), bob.body.as_str()), ("order 1", "order 2"));
     assert!(!bob.is_replay());
-    let other_content = order(server.address, "a", "two").header("authorization", "Bearer carol").send().await;
+    let other_content =
+        order(server.address, "a", "two").header("authorization", "Bearer carol").send().await;
     assert_eq!(other_content.status, 201, "not even 422");
     assert_eq!(order(server.address, "a", "one").send().await.body, "order 4", "nobody is somebody else");
     assert_eq!(by("alice").send().await.body, "order 1");

@@ -43,7 +43,8 @@ where
         let asks: Vec<Ask> = (0..COPIES).map(|copy| order(servers[copy % 2].address, &key, &key)).collect();
         let replies = all_at_once(asks.clone()).await;
         let body = asks[0].insist().await.body;
-        let first: Vec<&Reply> = replies.iter().filter(|reply| reply.status == 201 && !reply.is_replay()).collect();
+        let first: Vec<&Reply> =
+            replies.iter().filter(|reply| reply.status == 201 && !reply.is_replay()).collect();
         assert_eq!(first.len(), 1, "{replies:?}");
         for reply in &replies {
             match reply.status {
@@ -63,11 +64,13 @@ where
     let subject = Arc::new(subject);
     let servers = two_servers(&subject, Duration::from_secs(60)).await;
     for path in ["/orders", "/mails"] {
-        let asks = (0..COPIES).map(|copy| {
-            post(servers[copy % 2].address, path, path).header("idempotency-key", "\"a\"")
-        });
+        let asks = (0..COPIES)
+            .map(|copy| post(servers[copy % 2].address, path, path).header("idempotency-key", "\"a\""));
         let replies = all_at_once(asks.collect()).await;
-        assert!(replies.iter().all(|reply| reply.status == 201 && reply.body == replies[0].body), "{replies:?}");
+        assert!(
+            replies.iter().all(|reply| reply.status == 201 && reply.body == replies[0].body),
+            "{replies:?}"
+        );
         assert_eq!(replies.iter().filter(|reply| !reply.is_replay()).count(), 1);
     }
     assert_eq!(placed(&*subject).await, ["/mails", "/orders"]);

@@ -73,7 +73,11 @@ where
     subject.clock().advance(HOUR - Duration::from_secs(60));
     assert_eq!(ask.send().await.body, "order 1");
     subject.clock().advance(Duration::from_secs(61));
-    assert_eq!(order(server.address, "a", "two").send().await.body, "order 2", "a new key, whatever its content");
+    assert_eq!(
+        order(server.address, "a", "two").send().await.body,
+        "order 2",
+        "a new key, whatever its content"
+    );
     assert_eq!(placed(&*subject).await, ["one", "two"]);
 }
 
@@ -86,10 +90,9 @@ where
     let purge = Fault { method: "purge_responses", call: 1, side: Side::After, how: How::ErrorOnce };
     let plan = Plan::with(purge);
     let never = Duration::from_secs(1_000_000);
-    let patient = serve_with(&subject, subject.store(), plan.clone(), |layer| {
-        layer.keep(HOUR).purge_every(never)
-    })
-    .await;
+    let patient =
+        serve_with(&subject, subject.store(), plan.clone(), |layer| layer.keep(HOUR).purge_every(never))
+            .await;
     for key in ["a", "b", "c"] {
         assert_eq!(order(patient.address, key, key).send().await.status, 201);
     }

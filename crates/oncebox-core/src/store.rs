@@ -656,7 +656,7 @@ pub struct Purged {
     pub ids: u64,
     /// Messages in the log.
     pub messages: u64,
-    /// History, discarded deliveries, conflicts and counter buckets.
+    /// History, discarded deliveries, conflicts, expired responses and counter buckets.
     pub others: u64,
     /// A step was full: call again.
     pub more: bool,

@@ -172,6 +172,29 @@ mod tests {
     }
 
     #[test]
+    fn no_bytes_make_the_parser_panic() {
+        // Mostly what means something in a header, so that every branch is reached.
+        let alphabet = b"\"\\;:=?*-.,01aZ%~\t \xff";
+        let seed = oncebox_core::clock::Seed::fixed(7);
+        for _ in 0..200_000 {
+            let length = seed.next() % 12;
+            let pick = || alphabet[usize::try_from(seed.next() % alphabet.len() as u64).unwrap()];
+            let mut value: Vec<u8> = (0..length).map(|_| pick()).collect();
+            if seed.next().is_multiple_of(2) {
+                value.splice(0..0, *b"\"k\";");
+            }
+            for spelling in [Spelling::Quoted, Spelling::QuotedOrBare] {
+                if let Ok(Some(key)) = read_one(&value, spelling) {
+                    assert!(
+                        !key.is_empty() && key.bytes().all(|byte| (b' '..=b'~').contains(&byte)),
+                        "{key}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
     fn bare_keys_are_read_where_they_are_allowed() {
         let same = Ok(Some("8e03978e-40d5".to_owned()));
         assert_eq!(read_one(b"8e03978e-40d5", Spelling::QuotedOrBare), same);

@@ -15,6 +15,7 @@ use crate::admin::{Conflict, DeliveryFilter, DeliveryInfo, HandlerStatus, Outbox
 use crate::error::Error;
 use crate::kinds::Kinds;
 use crate::message::Message;
+use crate::responses::Respond;
 use crate::wake::Wake;
 
 pub use crate::stored::{StoredMessage, UNREADABLE_HEADER};
@@ -469,6 +470,9 @@ pub struct Commit {
     pub park: Vec<Park>,
     /// Messages for the outbox.
     pub outgoing: Vec<Message>,
+    /// The response to the request this transaction belongs to; only a
+    /// [`ResponseStore`](crate::responses::ResponseStore) is given one.
+    pub respond: Option<Respond>,
 }
 
 /// Moves the cursors of a handler.
@@ -686,7 +690,7 @@ pub struct Purged {
     pub ids: u64,
     /// Messages in the log.
     pub messages: u64,
-    /// History, discarded deliveries, conflicts and counter buckets.
+    /// History, discarded deliveries, conflicts, expired responses and counter buckets.
     pub others: u64,
     /// A step was full: call again.
     pub more: bool,

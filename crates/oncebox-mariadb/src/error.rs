@@ -66,6 +66,8 @@ pub(crate) const NO_SESSION: u16 = 1094;
 pub(crate) const DENIED_DATABASE: u16 = 1044;
 pub(crate) const NO_DATABASE: u16 = 1049;
 pub(crate) const NO_TABLE: u16 = 1146;
+/// There is a row with this key.
+pub(crate) const DUPLICATE_KEY: u16 = 1062;
 
 /// Our error for an error of the driver.
 pub(crate) fn classify(error: sqlx::Error) -> Error {
@@ -146,12 +148,12 @@ impl Retry {
     }
 }
 
-/// The wait for a row lock was too long. Only the statement is undone, so whoever goes on must roll back himself.
-const LOCK_WAIT: u16 = 1205;
 /// The user lacks a right that is one for the whole server.
 pub(crate) const NEEDS_RIGHT: u16 = 1227;
 /// A row with this key is there already.
 pub(crate) const DUPLICATE: u16 = 1062;
+/// The wait for a row lock was too long. Only the statement is undone, so whoever goes on must roll back himself.
+pub(crate) const LOCK_WAIT: u16 = 1205;
 
 fn number(error: &sqlx::Error) -> Option<u16> {
     Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())

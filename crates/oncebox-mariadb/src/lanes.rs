@@ -278,6 +278,11 @@ impl Inner {
             if let Some(done) = commit.done.as_ref().filter(|done| !done.leases.is_empty()) {
                 self.remove_done(&mut tx, done).await?;
             }
+            if let Some(respond) = &commit.respond
+                && !self.write_response(&mut tx, respond).await?
+            {
+                return Err(fenced("the idempotency key is no longer ours; nothing is kept").into());
+            }
             Ok(parked)
         };
         let parked = match written.await {

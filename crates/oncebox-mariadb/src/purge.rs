@@ -38,12 +38,13 @@ impl Inner {
             let query = self.sql.purge_counter.query(self.shift()).bind(step);
             Ok(query.execute(&mut *connection).await?.rows_affected())
         })?;
+        let responses = self.purge_responses(step).await?;
         let counted = transaction!(self, |connection| self.fold_tally(connection, step).await)?;
         Ok(Purged {
             ids,
             messages,
-            others: discarded + attempts + conflicts + counters,
-            more: [ids, messages, discarded, attempts, conflicts, counters, counted]
+            others: discarded + attempts + conflicts + counters + responses,
+            more: [ids, messages, discarded, attempts, conflicts, counters, responses, counted]
                 .iter()
                 .any(|count| *count >= full),
         })

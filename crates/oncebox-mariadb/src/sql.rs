@@ -163,6 +163,8 @@ pub(crate) const BEGIN: &str = "set @oncebox_idle = @@idle_transaction_timeout, 
 pub(crate) const BEGIN_ANSWERS: usize = 3;
 pub(crate) const END: &str = "set idle_transaction_timeout = @oncebox_idle, \
      innodb_lock_wait_timeout = @oncebox_lock, lock_wait_timeout = @oncebox_table";
+/// Fails at once (1205) instead of waiting for a lock; [`END`] sets it back.
+pub(crate) const NO_WAIT: &str = "set innodb_lock_wait_timeout = 0";
 pub(crate) const COMMIT: &str = "commit";
 pub(crate) const ROLLBACK: &str = "rollback";
 
@@ -471,19 +473,20 @@ macro_rules! statements {
 }
 
 statements! {
-    overdue, old_transactions, foreign_engines, timeouts,
-    search_places, search_read, search_seen,
-    find_message, standing, deliveries_of, attempts_of, conflicts_of, start_replay, lock_replay, read_replay, list_replays, move_replay, cancel_replay,
-    add_audit, add_token, audit, count_deliveries, paused_sources, remove_token, set_source_paused, tokens,
-    catalog, clock, conflicts, counts, cursors, deliveries, delete_done, delete_outgoing, delete_tally, discard, engines,
-    fold_tally, forget_counter, forget_cursors,
-    forget_deliveries, forget_handler, free_lanes, handlers, held_keys, history, known, known_handlers, lease,
-    lease_due, lease_peek, listen, lock_cursors, lock_leases, lock_relay, matching, migration_applied, migration_table,
-    migrations, note_discarded, once, orphans, outbox_lanes, outbox_sinks, outbox_status, promote, purge_attempt, purge_conflict,
-    purge_counter, purge_delivery, purge_log, purge_log_lanes, purge_log_window, purge_seen, read_outgoing, register,
-    register_cursors, relay_rows, release, release_held, release_relay, rename_attempt, rename_counter, rename_cursor,
-    rename_delivery, rename_handler, renew, replay, replay_outgoing, set_paused, settings, settle, settle_outgoing,
-    still_ours, sweep_attempt, sweep_delivery, sweep_lock, sweep_move, sweep_seen, take_relay, take_tally,
+    add_audit, add_token, attempts_of, audit, begin_response, cancel_replay, catalog, claim_response, clock,
+    conflicts, conflicts_of, count_deliveries, counts, cursors, delete_done, delete_outgoing, delete_tally,
+    deliveries, deliveries_of, discard, engines, expired_responses, find_message, fold_tally, foreign_engines,
+    forget_counter, forget_cursors, forget_deliveries, forget_handler, free_lanes, handlers, held_keys, history,
+    insert_response, known, known_handlers, lease, lease_due, lease_peek, list_replays, listen, lock_claim,
+    lock_cursors, lock_leases, lock_relay, lock_replay, lock_response, matching, migration_applied, migration_table,
+    migrations, move_replay, note_discarded, old_transactions, once, orphans, outbox_lanes, outbox_sinks,
+    outbox_status, overdue, paused_sources, promote, purge_attempt, purge_conflict, purge_counter, purge_delivery,
+    purge_log, purge_log_lanes, purge_log_window, purge_responses, purge_seen, read_outgoing, read_replay,
+    read_response, register, register_cursors, relay_rows, release, release_held, release_relay, release_response,
+    remove_token, rename_attempt, rename_counter, rename_cursor, rename_delivery, rename_handler, renew,
+    renew_response, replay, replay_outgoing, search_places, search_read, search_seen, set_paused, set_source_paused,
+    settings, settle, settle_outgoing, settle_response, standing, start_replay, still_ours, sweep_attempt,
+    sweep_delivery, sweep_lock, sweep_move, sweep_seen, take_relay, take_tally, timeouts, tokens,
 }
 
 #[cfg(test)]

@@ -129,6 +129,10 @@ impl MariaStore {
         self.inner.drift().await
     }
 
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
     fn with(&self, change: impl FnOnce(&mut Options)) -> Self {
         let mut options = self.inner.options.clone();
         change(&mut options);

@@ -40,7 +40,6 @@ async fn missing_newer_and_changed_schemas_are_refused_with_a_remedy() {
 
         scratch.store.migrate().await.unwrap();
         scratch.store.migrate().await.unwrap();
-        let known = scratch.store.migration_status().await.unwrap().len();
 
         scratch.sql("insert into {schema}.migration values (99, 'later', 'x', 0)").await;
         for error in [
@@ -48,9 +47,10 @@ async fn missing_newer_and_changed_schemas_are_refused_with_a_remedy() {
             scratch.store.register(&[]).await.unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::Schema);
-            assert!(error.to_string().contains("99") && error.to_string().contains(&format!(" {known}")), "{error}");
+            let newest = format!("knows version {};", status[status.len() - 1].version);
+            assert!(error.to_string().contains("99") && error.to_string().contains(&newest), "{error}");
         }
-        assert_eq!(scratch.store.migration_status().await.unwrap().len(), known + 1);
+        assert_eq!(scratch.store.migration_status().await.unwrap().len(), status.len() + 1);
 
         scratch.sql("delete from {schema}.migration where version = 99; update {schema}.migration set checksum = 'x'")
             .await;

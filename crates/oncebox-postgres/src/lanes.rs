@@ -395,6 +395,10 @@ impl Inner {
             let removed = self.remove_done(tx, done, &marker).await?;
             expect(removed, done.leases.len(), "a leased delivery is no longer ours; nothing is kept")?;
         }
+        if let Some(respond) = &commit.respond {
+            let written = self.write_response(tx, respond, Some(&marker)).await?;
+            expect(u64::from(written), 1, "the idempotency key is no longer ours; nothing is kept")?;
+        }
         if let Some(lanes) = commit.lanes.as_ref().filter(|lanes| !lanes.positions.is_empty()) {
             let moved = self.move_lanes(tx, lanes, &marker).await?;
             expect(moved, lanes.positions.len(), "a lane is no longer ours; nothing is kept")?;

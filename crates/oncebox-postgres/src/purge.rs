@@ -43,12 +43,13 @@ impl Inner {
             let query = self.sql.purge_counter.query().bind(self.shift()).bind(step);
             Ok(query.execute(&mut *connection).await?.rows_affected())
         })?;
+        let responses = self.purge_responses(step).await?;
         let counted = self.fold_tally(step).await?;
         Ok(Purged {
             ids,
             messages,
-            others: discarded + attempts + conflicts + counters,
-            more: [ids, messages, discarded, attempts, conflicts, counters, counted]
+            others: discarded + attempts + conflicts + counters + responses,
+            more: [ids, messages, discarded, attempts, conflicts, counters, responses, counted]
                 .iter()
                 .any(|count| *count >= full),
         })

@@ -147,17 +147,18 @@ macro_rules! statements {
 }
 
 statements! {
-    overdue, clock, examine, old_transactions, idle_slots, table_health,
-    search_places, search_last, search_read, search_seen,
-    find_message, standing, deliveries_of, attempts_of, conflicts_of, start_replay, lock_replay, read_replay, list_replays, move_replay, cancel_replay,
-    add_audit, add_token, audit, count_deliveries, paused_sources, remove_token, set_source_paused, tokens,
-    add_counts, announce, begin_inline, begin_leased, begin_plain, catalog, claim, commit_done, commit_lanes,
-    conflict, conflicts, counts, deliveries, discard, fold_tally, forget, handlers, heal, history, known,
-    known_handlers, lease, lease_outgoing, lock_cursors, lock_lanes, matching, migration_applied, migration_lock,
-    migration_table, migrations, no_jit, once, outbox_status, park, promote, publish, purge_attempt, purge_conflict,
-    purge_counter, purge_delivery, purge_log, purge_seen, read_lanes, read_outgoing, receive, receive_new, register,
-    register_cursors, relay_rows, release, release_held, remove_outgoing, rename, renew, replay, replay_outgoing, revoke, set_paused,
-    settings, settle, settle_outgoing, sweep_lock, sweep_move,
+    add_audit, add_counts, add_token, announce, attempts_of, audit, begin_inline, begin_leased, begin_plain,
+    begin_response, cancel_replay, catalog, claim, claim_response, clock, commit_done, commit_lanes, conflict,
+    conflicts, conflicts_of, count_deliveries, counts, deliveries, deliveries_of, discard, examine, find_message,
+    fold_tally, forget, handlers, heal, history, idle_slots, known, known_handlers, lease, lease_outgoing,
+    list_replays, lock_cursors, lock_lanes, lock_replay, matching, migration_applied, migration_lock,
+    migration_table, migrations, move_replay, no_jit, old_transactions, once, outbox_status, overdue, park,
+    paused_sources, promote, publish, purge_attempt, purge_conflict, purge_counter, purge_delivery, purge_log,
+    purge_responses, purge_seen, read_lanes, read_outgoing, read_replay, receive, receive_new, register,
+    register_cursors, relay_rows, release, release_held, release_response, remove_outgoing, remove_token, rename,
+    renew, renew_response, replay, replay_outgoing, revoke, search_last, search_places, search_read, search_seen,
+    set_paused, set_source_paused, settings, settle, settle_outgoing, settle_response, standing, start_replay,
+    sweep_lock, sweep_move, table_health, tokens,
 }
 
 #[cfg(test)]

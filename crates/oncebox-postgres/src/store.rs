@@ -162,6 +162,10 @@ impl PgStore {
         self.inner.drift().await
     }
 
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
     fn with(&self, change: impl FnOnce(&mut Options)) -> Self {
         let mut options = self.inner.options.clone();
         change(&mut options);

@@ -37,6 +37,7 @@ mod purge;
 mod receive;
 mod records;
 mod replays;
+mod responses;
 mod rows;
 mod search;
 mod sql;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use oncebox_core::Error;
 use oncebox_core::clock::micros;
 use oncebox_core::store::{Purged, Retention};
+use oncebox_core::{Error, ResponseStore};
 
 use crate::error::classify;
 use crate::rows::{get, limit};
@@ -49,6 +49,9 @@ impl SqliteStore {
             purged.others += removed.len() as u64;
             purged.more |= removed.len() >= retention.step;
         }
+        let responses = self.purge_responses(retention.step).await?;
+        purged.others += responses;
+        purged.more |= responses >= retention.step as u64;
         let (ids, more) = self
             .walk(&self.walks.seen, [&sql.purge_seen_window, &sql.purge_seen], keep, retention.step)
             .await?;

@@ -77,6 +77,11 @@ impl SqliteStore {
         if let Some(done) = &commit.done {
             self.finish_leases(connection, done).await?;
         }
+        if let Some(respond) = &commit.respond
+            && !self.write_response(connection, respond).await?
+        {
+            return Err(fenced("the idempotency key is no longer ours; nothing is kept"));
+        }
         if let Some(lanes) = &commit.lanes {
             self.move_lanes(connection, lanes).await?;
         }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use oncebox_core::admin::{Conflict, DeliveryFilter, DeliveryInfo, HandlerStatus, OutboxStatus};
+use oncebox_core::responses::{AskResponse, ClaimedResponse, Respond, ResponseClaim, ResponseStore};
 use oncebox_core::store::{
     Ahead, Arrival, AskLease, AskOutgoing, Claim, ClaimedLane, Commit, Count, DeliveryId, InlineBatch,
     LaneBatch, LaneRow, Lease, Leased, Once, Outgoing, Purged, ReadInline, ReadLanes, Received, Registration,
@@ -343,5 +344,35 @@ impl<S: Store> Store for Faulty<S> {
 
     fn max_transactions(&self) -> usize {
         self.inner.max_transactions()
+    }
+}
+
+impl<S: ResponseStore> ResponseStore for Faulty<S> {
+    async fn claim_response(&self, ask: &AskResponse) -> Result<ClaimedResponse, Error> {
+        pass!(self.claim_response(ask))
+    }
+
+    async fn renew_response(&self, claim: ResponseClaim, lease_for: Duration) -> Result<bool, Error> {
+        pass!(self.renew_response(claim, lease_for))
+    }
+
+    async fn begin_response(
+        &self,
+        claim: ResponseClaim,
+        limits: TxLimits,
+    ) -> Result<Option<S::Connection>, Error> {
+        pass!(self.begin_response(claim, limits))
+    }
+
+    async fn settle_response(&self, respond: &Respond) -> Result<bool, Error> {
+        pass!(self.settle_response(respond))
+    }
+
+    async fn release_response(&self, claim: ResponseClaim) -> Result<bool, Error> {
+        pass!(self.release_response(claim))
+    }
+
+    async fn purge_responses(&self, step: usize) -> Result<u64, Error> {
+        pass!(self.purge_responses(step))
     }
 }

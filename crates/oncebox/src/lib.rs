@@ -9,19 +9,23 @@
 //! - `SqliteStore` (feature `sqlite`, on by default) `PgStore` (feature `postgres`) and `MariaStore` (feature
 //!   `mariadb`) are the stores.
 //! - `RabbitmqSource` and `RabbitmqSink` (feature `rabbitmq`) are a broker's two ends.
+//! - `http::Idempotency` (feature `http`) is a layer for axum that makes a POST with an `Idempotency-Key` count once.
 //! - [`admin`] has what an operator reads; [`Store`] has the calls: list, replay, discard, pause.
 
 #[doc(inline)]
 pub use oncebox_core::{
     Attempt, Backoff, Batch, Call, Counter, Counters, Error, ErrorKind, Extract, Failure, Gate, Handler,
-    Headers, Inbox, Incoming, Json, Limits, Message, NamedHandler, Once, Processed, Received, Relay, Run,
-    SendFailure, Settle, Sink, Source, SourceStatus, State, Store, TraceContext, Tx, UNREADABLE, admin,
-    clock, handler, mapping, run, store,
+    Headers, Inbox, Incoming, Json, Limits, Message, NamedHandler, Once, Processed, Received, Relay,
+    ResponseStore, Run, SendFailure, Settle, Sink, Source, SourceStatus, State, Store, TraceContext, Tx,
+    UNREADABLE, admin, clock, handler, mapping, responses, run, store,
 };
 
 #[cfg(feature = "amqp1")]
 #[doc(inline)]
 pub use oncebox_amqp1::{self as amqp1, Amqp1Sink, Amqp1Source};
+#[cfg(feature = "http")]
+#[doc(inline)]
+pub use oncebox_http as http;
 #[cfg(feature = "kafka")]
 #[doc(inline)]
 pub use oncebox_kafka::{self as kafka, KafkaSink, KafkaSource};
@@ -58,6 +62,9 @@ mod guides {
     mod inline {}
     #[doc = include_str!("../../../guides/own-transaction.md")]
     mod own_transaction {}
+    #[cfg(feature = "http")]
+    #[doc = include_str!("../../../guides/http-idempotency.md")]
+    mod http_idempotency {}
     #[doc = include_str!("../../../guides/languages.md")]
     mod languages {}
     #[doc = include_str!("../../../guides/outbox.md")]

@@ -13,6 +13,7 @@ grant insert, update, delete on oncebox.`log` to shop_runner;
 grant insert, update, delete on oncebox.`outbox` to shop_runner;
 grant insert, update, delete on oncebox.`relay` to shop_runner;
 grant insert, update, delete on oncebox.`replay` to shop_runner;
+grant insert, update, delete on oncebox.`response` to shop_runner;
 grant insert, update, delete on oncebox.`seen` to shop_runner;
 grant insert, update, delete on oncebox.`source` to shop_runner;
 grant insert, update, delete on oncebox.`sweep` to shop_runner;

@@ -456,6 +456,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
             done: None,
             park,
             outgoing: open.outgoing,
+            respond: None,
         };
         self.inbox.store.commit(open.connection, commit).await?;
         self.unmarked += unmarked;

@@ -23,6 +23,7 @@ pub mod payloads;
 pub mod receiving;
 pub mod relaying;
 pub mod replaying;
+pub mod responses;
 pub mod retention;
 pub mod retrying;
 pub mod running;
@@ -209,6 +210,19 @@ macro_rules! store_suite {
             a_purge_during_redelivery_lets_no_copy_through,
             messages_that_come_after_everything_was_purged_are_handled,
             histories_conflicts_and_discarded_letters_are_removed_in_the_end,
+        }
+        $crate::cases! { $subject, store_suite, responses:
+            a_claimed_key_is_in_flight_until_it_is_answered,
+            a_response_comes_out_as_it_went_in,
+            claims_at_the_same_time_have_one_owner,
+            a_claim_is_taken_over_when_its_lease_is_over,
+            who_has_lost_a_claim_answers_nothing,
+            a_response_commits_with_the_work_of_its_request,
+            a_duplicate_is_told_at_once_while_the_transaction_is_open,
+            a_takeover_waits_for_the_transaction_or_gives_way,
+            a_spoilt_transaction_leaves_no_response,
+            a_request_publishes_with_its_response,
+            a_response_is_forgotten_when_its_time_is_over,
         }
         $crate::cases! { $subject, store_suite, pausing:
             a_paused_handler_runs_nothing_until_it_is_resumed,

@@ -16,6 +16,7 @@ mod api;
 pub mod brokers;
 mod check;
 pub mod config;
+mod framing;
 pub mod handlers;
 mod ingest;
 mod listener;

@@ -20,20 +20,21 @@ where
     tracing_subscriber::registry().with(human::<Registry>("error")).with(own).init();
 }
 
-/// For the service.
+/// For the service: lines for people or for programs, and whoever else listens.
 #[cfg(feature = "serve")]
-pub(crate) fn start_service(level: &str, json: bool) {
-    if json {
-        let lines = tracing_subscriber::fmt::layer()
-            .json()
-            .flatten_event(true)
-            .with_writer(std::io::stderr)
-            .with_filter(filter(level));
-        tracing_subscriber::registry().with(lines).init();
+pub(crate) fn start_service(level: &str, json: bool, own: Option<Own>) {
+    let lines = if json {
+        let lines = tracing_subscriber::fmt::layer().json().flatten_event(true);
+        lines.with_writer(std::io::stderr).with_filter(filter(level)).boxed()
     } else {
-        tracing_subscriber::registry().with(human::<Registry>(level)).init();
-    }
+        human::<Registry>(level)
+    };
+    tracing_subscriber::registry().with(lines).with(own).init();
 }
+
+/// A listener of the service's own, beside its log.
+#[cfg(feature = "serve")]
+pub(crate) type Own = Box<dyn Layer<tracing_subscriber::layer::Layered<Human, Registry>> + Send + Sync>;
 
 type Human = Box<dyn Layer<Registry> + Send + Sync>;
 

@@ -24,6 +24,8 @@ mod metrics;
 mod routes;
 mod service;
 mod stores;
+#[cfg(feature = "otlp")]
+pub mod telemetry;
 pub mod view;
 
 pub use check::{Finding, Report, check};

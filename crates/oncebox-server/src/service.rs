@@ -96,10 +96,13 @@ pub(crate) async fn open<St: ServiceStore>(config: &Config) -> Result<Inbox<St>,
     let store = tokio::time::timeout(limit, opening).await.map_err(|_| {
         Error::new(ErrorKind::Unavailable, format!("the store did not answer within {limit:?}"))
     })??;
-    let inbox = Inbox::new(store)
+    let mut inbox = Inbox::new(store)
         .keep(config.store.keep)
         .keep_payload(config.store.keep_payload)
         .limits(Limits { payload_bytes: config.store.max_payload });
+    if config.telemetry.otlp.is_some() {
+        inbox = inbox.traces(config.telemetry.sample);
+    }
     handlers::register(inbox, config)
 }
 

@@ -11,6 +11,7 @@ use crate::inbox::Inbox;
 use crate::message::Message;
 use crate::sink::{Relay, SendFailure, Sink};
 use crate::store::{AskOutgoing, Outgoing, SendOutcome, Sent, Store, Token};
+use crate::trace::TraceContext;
 
 /// How long lanes of the outbox stay ours without being asked for again. Longer than one call of a sink may take.
 const LANES_FOR: Duration = Duration::from_secs(30);
@@ -91,7 +92,8 @@ async fn send<St: Store, S, K: Sink>(
         if wave.is_empty() {
             continue;
         }
-        let messages: Vec<Message> = wave.iter().map(|outgoing| outgoing.message.clone()).collect();
+        let mut messages: Vec<Message> = wave.iter().map(|outgoing| outgoing.message.clone()).collect();
+        let spans = send_spans(inbox, &relay.name, &mut messages);
         let sending = tokio::time::timeout(relay.timeout, relay.sink.send(&messages)).await;
         let answers = match sending {
             Ok(Ok(answers)) => answers,
@@ -113,6 +115,12 @@ async fn send<St: Store, S, K: Sink>(
                 return Err(Error::new(ErrorKind::Unavailable, text));
             }
         };
+        for (span, answer) in spans.iter().zip(&answers) {
+            if let Err(SendFailure::Retry(text) | SendFailure::Permanent(text)) = answer {
+                span.record("failure", text);
+            }
+        }
+        drop(spans);
         settle(inbox, relay, token, &wave, answers, &mut stuck).await?;
     }
     Ok(())
@@ -171,6 +179,34 @@ async fn settle<St: Store, S, K: Sink>(
         tracing::warn!(sink = relay.name, dead, "outgoing messages were refused for good");
     }
     Ok(())
+}
+
+/// A span per message, which the copy that is sent carries; none unless traces are wanted.
+fn send_spans<St: Store, S>(
+    inbox: &Inbox<St, S>,
+    sink: &str,
+    messages: &mut [Message],
+) -> Vec<tracing::Span> {
+    if inbox.settings.traces.is_none() {
+        return Vec::new();
+    }
+    let spans = messages.iter_mut().map(|message| {
+        let Some(trace) = TraceContext::extract(&message.headers) else { return tracing::Span::none() };
+        let trace = trace.child(inbox.shared.seed.next());
+        trace.replace(&mut message.headers);
+        tracing::debug_span!(
+            "oncebox.send",
+            sink,
+            id = message.id,
+            kind = message.kind,
+            trace_id = trace.trace_id(),
+            span_id = trace.span_id(),
+            parent_id = trace.parent_id(),
+            sampled = trace.is_sampled(),
+            failure = tracing::field::Empty,
+        )
+    });
+    spans.collect()
 }
 
 /// Splits a lot so that no key appears twice in a wave; messages without a key go in the first.

@@ -70,7 +70,7 @@ pub(crate) struct App<St: ServiceStore> {
     pub(crate) max_payload: usize,
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) connections: Arc<AtomicUsize>,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl<St: ServiceStore> App<St> {
@@ -90,7 +90,7 @@ fn has_token(token: &Secret, headers: &HeaderMap) -> bool {
 }
 
 /// Opens the store, makes its tables, and builds the inbox with every configured handler.
-pub(crate) async fn open<St: ServiceStore>(config: &Config) -> Result<Inbox<St>, Error> {
+pub(crate) async fn open<St: ServiceStore>(config: &Config, metrics: &Metrics) -> Result<Inbox<St>, Error> {
     let opening = St::open(&config.store);
     let limit = config.store.connect_timeout;
     let store = tokio::time::timeout(limit, opening).await.map_err(|_| {
@@ -103,7 +103,7 @@ pub(crate) async fn open<St: ServiceStore>(config: &Config) -> Result<Inbox<St>,
     if config.telemetry.otlp.is_some() {
         inbox = inbox.traces(config.telemetry.sample);
     }
-    handlers::register(inbox, config)
+    handlers::register(inbox, config, metrics)
 }
 
 async fn serve_on<St: ServiceStore>(
@@ -111,7 +111,8 @@ async fn serve_on<St: ServiceStore>(
     stop: impl Future<Output = ()> + Send + 'static,
     started: impl FnOnce(&Started),
 ) -> Result<Ended, Error> {
-    let inbox = open::<St>(&config).await?;
+    let metrics = Arc::new(Metrics::default());
+    let inbox = open::<St>(&config, &metrics).await?;
     if config.store.migrate {
         inbox.store().bring_up_to_date().await?;
     }
@@ -136,7 +137,7 @@ async fn serve_on<St: ServiceStore>(
     let listener = Listener::bind(&config.http).await.map_err(cannot)?;
     let address = listener.address().map_err(cannot)?;
     let shutdown = config.run.shutdown;
-    let app = Arc::new(app(inbox, config, &listener));
+    let app = Arc::new(app(inbox, config, &listener, metrics));
 
     let (stop_http, http_stops) = watch::channel(false);
     let (stop_runner, mut runner_stops) = watch::channel(false);
@@ -169,7 +170,12 @@ async fn serve_on<St: ServiceStore>(
     }
 }
 
-fn app<St: ServiceStore>(inbox: Inbox<St>, config: Config, listener: &Listener) -> App<St> {
+fn app<St: ServiceStore>(
+    inbox: Inbox<St>,
+    config: Config,
+    listener: &Listener,
+    metrics: Arc<Metrics>,
+) -> App<St> {
     let mut sources = BTreeMap::new();
     let mut brokers = Vec::new();
     for source in config.sources {
@@ -192,6 +198,6 @@ fn app<St: ServiceStore>(inbox: Inbox<St>, config: Config, listener: &Listener) 
         max_payload: config.store.max_payload,
         http: config.http,
         health: config.health,
-        metrics: Metrics::default(),
+        metrics,
     }
 }

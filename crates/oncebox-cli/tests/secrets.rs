@@ -143,13 +143,7 @@ fn rule_20_the_password_of_a_store_is_never_shown() {
         let place = Place::new(&format!(
             "[store]\nurl = \"{url}\"\nconnect_timeout = \"2s\"\n[log]\nlevel = \"trace\"\n[http]\nlisten = \"127.0.0.1:0\"\n"
         ));
-        for arguments in [
-            &["serve"][..],
-            &["check"],
-            &["check", "--json"],
-            &["status", "--store", &url],
-            &["migrate", "--store", &url],
-        ] {
+        for arguments in [&["serve"][..], &["check"], &["check", "--json"], &["migrate", "--store", &url]] {
             let output = place.run(arguments);
             let shown = format!("{}{}", text(&output.stdout), text(&output.stderr));
             assert!(!output.status.success(), "{arguments:?}: {shown}");

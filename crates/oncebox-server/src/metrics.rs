@@ -85,7 +85,7 @@ impl Metrics {
             times.write(&mut text, "oncebox_handler_seconds", &[("handler", handler)]);
         }
         handlers(&mut text, sample.handlers);
-        outbox(&mut text, sample.outbox);
+        outbox(&mut text, &with_empty(sample));
         sources(&mut text, sample.sources);
         text.0
     }
@@ -202,6 +202,17 @@ fn handlers(text: &mut Text, handlers: &[HandlerStatus]) {
             text.sample(name, &[("handler", &handler.name)], read(handler));
         }
     }
+}
+
+/// The store says nothing of a sink whose outbox is empty.
+fn with_empty(sample: &Sample<'_>) -> Vec<OutboxStatus> {
+    let mut all = sample.outbox.to_vec();
+    for name in &sample.sinks {
+        if !all.iter().any(|status| status.sink == *name) {
+            all.push(OutboxStatus { sink: (*name).to_owned(), waiting: 0, retrying: 0, dead: 0, lag: None });
+        }
+    }
+    all
 }
 
 fn outbox(text: &mut Text, sinks: &[OutboxStatus]) {

@@ -1,5 +1,8 @@
 //! Where log lines go: to stderr, errors only unless `ONCEBOX_LOG` or a configuration says otherwise.
 
+use tracing::field::Field;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -20,20 +23,21 @@ where
     tracing_subscriber::registry().with(human::<Registry>("error")).with(own).init();
 }
 
-/// For the service.
+/// For the service: lines for people or for programs, and whoever else listens.
 #[cfg(feature = "serve")]
-pub(crate) fn start_service(level: &str, json: bool) {
-    if json {
-        let lines = tracing_subscriber::fmt::layer()
-            .json()
-            .flatten_event(true)
-            .with_writer(std::io::stderr)
-            .with_filter(filter(level));
-        tracing_subscriber::registry().with(lines).init();
+pub(crate) fn start_service(level: &str, json: bool, own: Option<Own>) {
+    let lines = if json {
+        let lines = tracing_subscriber::fmt::layer().json().flatten_event(true);
+        lines.with_writer(std::io::stderr).with_filter(filter(level)).boxed()
     } else {
-        tracing_subscriber::registry().with(human::<Registry>(level)).init();
-    }
+        human::<Registry>(level)
+    };
+    tracing_subscriber::registry().with(lines).with(own).init();
 }
+
+/// A listener of the service's own, beside its log.
+#[cfg(feature = "serve")]
+pub(crate) type Own = Box<dyn Layer<tracing_subscriber::layer::Layered<Human, Registry>> + Send + Sync>;
 
 type Human = Box<dyn Layer<Registry> + Send + Sync>;
 
@@ -43,8 +47,25 @@ where
 {
     use std::io::IsTerminal;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let lines = lines.with_ansi(std::io::stderr().is_terminal());
+    let lines =
+        lines.with_ansi(std::io::stderr().is_terminal()).fmt_fields(debug_fn(one_line).delimited(" "));
     lines.with_filter(filter(level)).boxed()
+}
+
+/// Writes a field so that it stays on its line: what a message or an answer brought may try to look like lines of ours,
+/// or to tell the terminal what to do.
+fn one_line(writer: &mut Writer<'_>, field: &Field, value: &dyn std::fmt::Debug) -> std::fmt::Result {
+    if field.name() != "message" {
+        write!(writer, "{}=", field.name())?;
+    }
+    for character in format!("{value:?}").chars() {
+        if character.is_control() {
+            write!(writer, "{}", character.escape_default())?;
+        } else {
+            writer.write_char(character)?;
+        }
+    }
+    Ok(())
 }
 
 fn filter(level: &str) -> EnvFilter {

@@ -43,7 +43,14 @@ pub(crate) async fn serve(options: Options) -> Result<bool, String> {
         LogFormat::Human => false,
         LogFormat::Auto => !std::io::stderr().is_terminal(),
     };
-    log::start_service(config.log.level, json);
+    #[cfg(feature = "otlp")]
+    let traces =
+        oncebox_server::telemetry::Traces::start(&config.telemetry).map_err(|error| error.to_string())?;
+    #[cfg(feature = "otlp")]
+    let own = traces.as_ref().map(|traces| Box::new(traces.layer()) as log::Own);
+    #[cfg(not(feature = "otlp"))]
+    let own = None;
+    log::start_service(config.log.level, json, own);
     let stop = stop_signal()?;
     let summary = Summary::of(&config, origin);
     let started = move |started: &Started| {
@@ -52,7 +59,12 @@ pub(crate) async fn serve(options: Options) -> Result<bool, String> {
             summary.print(started.address);
         }
     };
-    match oncebox_server::serve(config, stop, started).await {
+    let ended = oncebox_server::serve(config, stop, started).await;
+    #[cfg(feature = "otlp")]
+    if let Some(traces) = traces {
+        traces.finish().await;
+    }
+    match ended {
         Ok(Ended::Drained | Ended::Cut) => Ok(true),
         Err(error) => Err(error.to_string()),
     }

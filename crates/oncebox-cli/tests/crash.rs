@@ -132,3 +132,39 @@ fn bench_prints_every_figure() {
         assert_eq!(report["cost"]["dead_tuples"].is_number(), is_postgres, "{report}");
     }
 }
+
+/// The same for the service.
+#[test]
+fn bench_of_http_prints_every_figure() {
+    let mut stores = vec![None];
+    stores.extend(std::env::var("ONCEBOX_TEST_POSTGRES").ok().map(Some));
+    stores.extend(std::env::var("ONCEBOX_TEST_MARIADB").ok().map(Some));
+    for store in stores {
+        let few = ["--messages", "2000", "--waiting", "5000", "--rounds", "1"];
+        let mut arguments = ["bench", "--http", "--json"].iter().chain(&few).copied().collect::<Vec<_>>();
+        if let Some(store) = &store {
+            arguments.extend(["--store", store.as_str()]);
+        }
+        let output = oncebox(&arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        assert_eq!((&report["messages"], &report["waiting"]), (&Value::from(2000), &Value::from(5000)));
+        for place in [
+            "/commit",
+            "/library/ingest_batch",
+            "/http/single",
+            "/http/ndjson",
+            "/ratios/ndjson_to_library",
+            "/ratios/single_to_commit",
+            "/memory_mib/rest",
+            "/memory_mib/waiting",
+            "/memory_mib/waiting_restarted",
+            "/start_ms/empty",
+            "/start_ms/waiting",
+            "/binary_mib",
+        ] {
+            let figure = report.pointer(place).and_then(Value::as_f64);
+            assert!(figure.is_some_and(|figure| figure > 0.0), "{place}: {report}");
+        }
+    }
+}

@@ -18,6 +18,7 @@ use crate::limits::Limits;
 use crate::message::Message;
 use crate::source::SourceStatus;
 use crate::store::{Received, Retention, Store};
+use crate::trace::TraceContext;
 use crate::wake::Wake;
 
 /// The scope of messages that come without one.
@@ -42,6 +43,8 @@ pub(crate) struct InboxSettings {
     pub(crate) limits: Limits,
     pub(crate) retention: Retention,
     pub(crate) remembers: bool,
+    /// Of a million traces that begin here, how many are written down; nothing when none begin.
+    pub(crate) traces: Option<u32>,
 }
 
 /// What all clones of an inbox share.
@@ -115,6 +118,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
                 limits: Limits::default(),
                 retention: Retention::default(),
                 remembers: true,
+                traces: None,
             },
         }
     }
@@ -165,6 +169,17 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
         self
     }
 
+    /// Makes receiving and sending steps of a message's trace, in spans of their own, and begins a trace for a message
+    /// that comes without one.
+    ///
+    /// `share` of these new traces are marked to be written down: 1.0 for all of them, 0.01 for one of a hundred. A
+    /// trace that comes with a message keeps its own mark. A message is stored with the span of its receiving as its
+    /// `traceparent`, so what a handler does appears below it. Without this call a message keeps the one it came with.
+    pub fn traces(mut self, share: f64) -> Self {
+        self.settings.traces = Some((share.clamp(0.0, 1.0) * 1_000_000.0) as u32);
+        self
+    }
+
     /// Makes the handlers known to the store: a new one gets every message received from now on.
     ///
     /// `receive`, `process` and `run` do it by themselves the first time; call it at start to fail early when the
@@ -195,9 +210,35 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
     /// Calls that arrive at the same time share one statement.
     pub async fn receive(&self, messages: &[Message]) -> Result<Vec<Received>, Error> {
         self.refuse_direct("receive")?;
-        let checked = self.checked(messages)?;
+        let mut checked = self.checked(messages)?;
         self.register_once().await?;
+        // Ends with the answer.
+        let _spans = self.receive_spans(&mut checked);
         self.shared.receiver.receive(checked, self.routes()).await
+    }
+
+    /// A span per message, which the message carries on from now on; none unless traces are wanted.
+    fn receive_spans(&self, messages: &mut [Message]) -> Vec<tracing::Span> {
+        let Some(sampled) = self.settings.traces else { return Vec::new() };
+        let seed = &self.shared.seed;
+        let spans = messages.iter_mut().map(|message| {
+            let trace = match TraceContext::extract(&message.headers) {
+                Some(trace) => trace.child(seed.next()),
+                None => TraceContext::begin(seed, sampled),
+            };
+            trace.replace(&mut message.headers);
+            tracing::debug_span!(
+                "oncebox.receive",
+                scope = message.scope,
+                id = message.id,
+                kind = message.kind,
+                trace_id = trace.trace_id(),
+                span_id = trace.span_id(),
+                parent_id = trace.parent_id(),
+                sampled = trace.is_sampled(),
+            )
+        });
+        spans.collect()
     }
 
     /// Handles one message now, in one transaction, and remembers it.

@@ -1,6 +1,13 @@
 //! W3C trace context, carried from incoming headers through the handler to outgoing messages.
 
+use std::future::Future;
+
+use crate::clock::Seed;
 use crate::headers::Headers;
+
+tokio::task_local! {
+    static CURRENT: TraceContext;
+}
 
 /// A `traceparent` (and `tracestate`) as it stood in a message's headers.
 ///
@@ -18,9 +25,38 @@ pub struct TraceContext {
     span_id: String,
     flags: String,
     state: Option<String>,
+    parent_id: Option<String>,
 }
 
 impl TraceContext {
+    /// The step that runs here: inside a handler the call of this handler, when its message carries a trace.
+    ///
+    /// Hand [`TraceContext::traceparent`] to whatever you call, and it appears below this handler in the trace.
+    pub fn current() -> Option<Self> {
+        CURRENT.try_with(Clone::clone).ok()
+    }
+
+    /// Runs a future as this step.
+    pub(crate) async fn scope<F: Future>(context: Option<Self>, future: F) -> F::Output {
+        match context {
+            Some(context) => CURRENT.scope(context, future).await,
+            None => future.await,
+        }
+    }
+
+    /// A trace that begins here, written down (sampled) by as many of a million as `sampled` says.
+    pub(crate) fn begin(seed: &Seed, sampled: u32) -> Self {
+        let trace_id = format!("{:016x}{:016x}", seed.next(), seed.next().max(1));
+        let flags = if seed.next() % 1_000_000 < u64::from(sampled) { "01" } else { "00" };
+        Self {
+            trace_id,
+            span_id: format!("{:016x}", seed.next().max(1)),
+            flags: flags.to_owned(),
+            state: None,
+            parent_id: None,
+        }
+    }
+
     /// Reads it from headers; `None` when there is none or it is malformed (the standard says: ignore it).
     pub fn extract(headers: &Headers) -> Option<Self> {
         let mut parts = headers.text("traceparent")?.trim().split('-');
@@ -40,12 +76,17 @@ impl TraceContext {
             span_id: span_id.to_owned(),
             flags: flags.to_owned(),
             state: headers.text("tracestate").map(str::to_owned),
+            parent_id: None,
         })
     }
 
     /// The same trace with a new span, whose parent is the old one.
     pub fn child(&self, random: u64) -> Self {
-        Self { span_id: format!("{:016x}", random.max(1)), ..self.clone() }
+        Self {
+            span_id: format!("{:016x}", random.max(1)),
+            parent_id: Some(self.span_id.clone()),
+            ..self.clone()
+        }
     }
 
     /// Writes it to headers that have none of their own.
@@ -57,6 +98,14 @@ impl TraceContext {
         if let Some(state) = &self.state {
             headers.push("tracestate", state.clone());
         }
+    }
+
+    /// Writes it to headers, instead of what they had.
+    pub(crate) fn replace(&self, headers: &mut Headers) {
+        headers.retain(|name, _| {
+            !name.eq_ignore_ascii_case("traceparent") && !name.eq_ignore_ascii_case("tracestate")
+        });
+        self.inject(headers);
     }
 
     /// The value of the `traceparent` header.
@@ -72,6 +121,16 @@ impl TraceContext {
     /// The id of this step.
     pub fn span_id(&self) -> &str {
         &self.span_id
+    }
+
+    /// The id of the step before, when it is known.
+    pub fn parent_id(&self) -> Option<&str> {
+        self.parent_id.as_deref()
+    }
+
+    /// Whether the trace is to be written down.
+    pub fn is_sampled(&self) -> bool {
+        u8::from_str_radix(&self.flags, 16).is_ok_and(|flags| flags & 1 == 1)
     }
 }
 
@@ -116,5 +175,26 @@ mod tests {
         assert_eq!(outgoing.text("tracestate"), Some("vendor=1"));
         child.child(9).inject(&mut outgoing);
         assert_eq!(outgoing.len(), 2, "headers with a context of their own are left alone");
+        assert_eq!((child.parent_id(), child.is_sampled()), (Some("b7ad6b7169203331"), true));
+        child.child(9).replace(&mut outgoing);
+        assert_eq!(
+            (outgoing.len(), TraceContext::extract(&outgoing).unwrap().span_id()),
+            (2, "0000000000000009")
+        );
+    }
+
+    #[test]
+    fn a_trace_that_begins_here_is_well_formed_and_sampled_as_told() {
+        let seed = Seed::fixed(7);
+        for sampled in [0, 1_000_000] {
+            let begun = TraceContext::begin(&seed, sampled);
+            assert_eq!(
+                extract(&begun.traceparent()).map(|trace| trace.traceparent()),
+                Some(begun.traceparent())
+            );
+            assert_eq!((begun.is_sampled(), begun.parent_id()), (sampled > 0, None));
+        }
+        let half = (0..1000).filter(|_| TraceContext::begin(&seed, 500_000).is_sampled()).count();
+        assert!((400..600).contains(&half), "{half}");
     }
 }

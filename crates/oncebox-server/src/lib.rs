@@ -17,6 +17,7 @@ mod api;
 pub mod brokers;
 mod check;
 pub mod config;
+mod framing;
 pub mod handlers;
 mod ingest;
 mod keeper;
@@ -25,6 +26,8 @@ mod metrics;
 mod routes;
 mod service;
 mod stores;
+#[cfg(feature = "otlp")]
+pub mod telemetry;
 pub mod token;
 pub mod view;
 

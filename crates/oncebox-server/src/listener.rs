@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
+use axum::middleware::from_fn;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -17,6 +18,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::config::HttpConfig;
+use crate::framing::{Guarded, close_after_chunks};
 
 /// How long to wait after the system could not accept (no more file handles, say) before trying again.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
@@ -57,6 +59,7 @@ impl Listener {
 
     /// Serves until `stop`; then answers what has been asked, for at most `limit`.
     pub(crate) async fn serve(self, router: Router, mut stop: watch::Receiver<bool>, limit: Duration) {
+        let router = router.layer(from_fn(close_after_chunks));
         let mut connections = JoinSet::new();
         loop {
             let accepted = tokio::select! {
@@ -101,7 +104,7 @@ async fn serve_one(
     // Answers are small; none should wait for another packet.
     let _ = stream.set_nodelay(true);
     let service = TowerToHyperService::new(router);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(Guarded::new(stream)), service));
     let stopped = async { drop(stop.wait_for(|stopping| *stopping).await) };
     let served = tokio::select! {
         served = connection.as_mut() => Some(served),

@@ -106,6 +106,8 @@ pub(crate) async fn metrics<St: ServiceStore>(State(app): State<Arc<App<St>>>) -
         counters: app.inbox.counters(),
         handlers: handlers.as_deref().unwrap_or_default(),
         outbox: &outbox,
+        sources: &app.inbox.sources(),
+        sinks: app.sinks.iter().map(|(name, _)| name.as_str()).collect(),
         in_flight: app.in_flight.used(),
         connections: app.connections.load(Ordering::Relaxed),
         store_up: handlers.is_some(),

@@ -72,7 +72,7 @@ pub(crate) struct App<St: ServiceStore> {
     pub(crate) max_payload: usize,
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) connections: Arc<AtomicUsize>,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
     /// Who may ask for what.
     pub(crate) access: Access,
     pub(crate) pauses: Pauses,
@@ -82,17 +82,20 @@ pub(crate) struct App<St: ServiceStore> {
 }
 
 /// Opens the store, makes its tables, and builds the inbox with every configured handler.
-pub(crate) async fn open<St: ServiceStore>(config: &Config) -> Result<Inbox<St>, Error> {
+pub(crate) async fn open<St: ServiceStore>(config: &Config, metrics: &Metrics) -> Result<Inbox<St>, Error> {
     let opening = St::open(&config.store);
     let limit = config.store.connect_timeout;
     let store = tokio::time::timeout(limit, opening).await.map_err(|_| {
         Error::new(ErrorKind::Unavailable, format!("the store did not answer within {limit:?}"))
     })??;
-    let inbox = Inbox::new(store)
+    let mut inbox = Inbox::new(store)
         .keep(config.store.keep)
         .keep_payload(config.store.keep_payload)
         .limits(Limits { payload_bytes: config.store.max_payload });
-    handlers::register(inbox, config)
+    if config.telemetry.otlp.is_some() {
+        inbox = inbox.traces(config.telemetry.sample);
+    }
+    handlers::register(inbox, config, metrics)
 }
 
 async fn serve_on<St: ServiceStore>(
@@ -100,7 +103,8 @@ async fn serve_on<St: ServiceStore>(
     stop: impl Future<Output = ()> + Send + 'static,
     started: impl FnOnce(&Started),
 ) -> Result<Ended, Error> {
-    let inbox = open::<St>(&config).await?;
+    let metrics = Arc::new(Metrics::default());
+    let inbox = open::<St>(&config, &metrics).await?;
     if config.store.migrate {
         inbox.store().bring_up_to_date().await?;
     }
@@ -126,7 +130,7 @@ async fn serve_on<St: ServiceStore>(
     let address = listener.address().map_err(cannot)?;
     let shutdown = config.run.shutdown;
     let (stop_http, http_stops) = watch::channel(false);
-    let app = Arc::new(app(inbox, config, &listener, http_stops.clone()));
+    let app = Arc::new(app(inbox, config, &listener, http_stops.clone(), metrics));
     // Before the first request: who is not known yet must not find the door open.
     app.access.renew(app.inbox.store()).await?;
     app.pauses.renew(&app.inbox).await?;
@@ -177,6 +181,7 @@ fn app<St: ServiceStore>(
     config: Config,
     listener: &Listener,
     http_stops: watch::Receiver<bool>,
+    metrics: Arc<Metrics>,
 ) -> App<St> {
     let mut sources = BTreeMap::new();
     let mut brokers = Vec::new();
@@ -204,6 +209,6 @@ fn app<St: ServiceStore>(
         replaying: Notify::new(),
         http: config.http,
         health: config.health,
-        metrics: Metrics::default(),
+        metrics,
     }
 }

@@ -68,6 +68,9 @@ const CHANGES: &[(&str, &str, &str)] = &[
     ("run", "shutdown", "\"9s\""),
     ("health", "max_lag", "\"9s\""),
     ("health", "timeout", "\"9s\""),
+    ("telemetry", "otlp", "\"http://127.0.0.1:4318\""),
+    ("telemetry", "service_name", "\"shop\""),
+    ("telemetry", "sample", "0.5"),
     ("log", "format", "\"json\""),
     ("log", "level", "\"warn\""),
     ("source.default", "type", "\"http\""),
@@ -112,7 +115,7 @@ fn every_key_of_the_reference_has_an_effect() {
             continue;
         }
         let is_broker = section.ends_with(".broker");
-        if is_broker && !cfg!(feature = "nats") {
+        if is_broker && !cfg!(feature = "nats") || *key == "otlp" && !cfg!(feature = "otlp") {
             continue;
         }
         let broker = "[source.b]\ntype = \"nats\"\nurl = \"nats://localhost\"\nstream = \"S\"\nconsumer = \"c\"\n\
@@ -214,6 +217,10 @@ fn what_is_wrong_is_named_with_its_place_and_the_nearest_word() {
             "[source.a]\ntype = \"http\"\ntoken = \"allways\"\n",
             "x.toml:3:9: `token` cannot be `allways`; did you mean `always`?",
         ),
+        ("[telemetry]\notlp = \"localhost:4318\"\n", "x.toml:2:1: `otlp` is no address of a collector"),
+        ("[telemetry]\notlp = \"http://u:pw@c:4318\"\n", "x.toml:2:1: `otlp` is no address of a collector"),
+        ("[telemetry]\nsample = 1.5\n", "x.toml:2:10: `sample` is 1.5; it goes from 0.0 to 1.0"),
+        ("[telemetry]\nservice_name = \"\"\n", "x.toml:2:1: `service_name` is empty"),
         ("[http]\ntoken = \"short\"\n", "x.toml:2:1: `token` is shorter than 24 characters"),
         ("[http]\nmax_body = \"1GiB\"\n", "x.toml:1:2: `max_in_flight` is less than `max_body`"),
         (

@@ -184,8 +184,9 @@ pub(crate) struct Insert {
     sizes: Vec<(usize, Arc<str>)>,
 }
 
-/// How many rows one statement inserts: a few sizes, so that prepared statements are found again.
-const SIZES: [usize; 5] = [256, 64, 16, 4, 1];
+/// How many rows one statement inserts: a few sizes, so that prepared statements are found again. Each statement is a
+/// trip to the thread of its connection and back, so any number below 64 takes at most six of them.
+const SIZES: [usize; 9] = [256, 128, 64, 32, 16, 8, 4, 2, 1];
 
 impl Insert {
     fn new(text: &str, columns: usize) -> Self {
@@ -250,7 +251,7 @@ mod tests {
         let insert = Insert::new("values {rows}", 2);
         let rows: Vec<usize> = (0..603).collect();
         let sizes: Vec<usize> = insert.pieces(&rows).map(|(_, piece)| piece.len()).collect();
-        assert_eq!(sizes, [256, 256, 64, 16, 4, 4, 1, 1, 1]);
+        assert_eq!(sizes, [256, 256, 64, 16, 8, 2, 1]);
         let all: Vec<usize> = insert.pieces(&rows).flat_map(|(_, piece)| piece.to_vec()).collect();
         assert_eq!(all, rows);
     }

@@ -375,7 +375,7 @@ pub(crate) fn messages(kind: &str, name: &str, count: usize) -> Vec<Message> {
     (0..count).map(|number| Message::new(kind, vec![b'x'; PAYLOAD]).id(id(name, number))).collect()
 }
 
-fn rows(name: &str, count: usize) -> Vec<Row> {
+pub(crate) fn rows(name: &str, count: usize) -> Vec<Row> {
     (0..count).map(|number| Row { id: id(name, number), payload: vec![b'x'; PAYLOAD] }).collect()
 }
 

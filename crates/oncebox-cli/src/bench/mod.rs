@@ -5,6 +5,8 @@
 
 mod brokers;
 mod cost;
+#[cfg(feature = "serve")]
+mod http;
 mod mariadb;
 mod measure;
 mod postgres;
@@ -32,6 +34,14 @@ pub(crate) struct Options {
     /// removed at the end.
     #[arg(long, value_name = "URL")]
     source: Option<String>,
+    /// Measure the service instead: HTTP ingest beside the library and bare commits, memory, and how fast it starts.
+    #[cfg(feature = "serve")]
+    #[arg(long, conflicts_with = "source")]
+    http: bool,
+    /// With `--http`: how many messages wait while the memory is read.
+    #[cfg(feature = "serve")]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, requires = "http")]
+    waiting: u64,
     /// How many messages each fast measurement handles; slow ones handle a part of them.
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1000..=10_000_000))]
     messages: u64,
@@ -56,6 +66,18 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
     if let Some(source) = &options.source {
         let report = brokers::all(source, &place, &plan).await?;
         return show(&options, &report, BrokerReport::print);
+    }
+    #[cfg(feature = "serve")]
+    if options.http {
+        let waiting = usize::try_from(options.waiting).map_err(|error| error.to_string())?;
+        let report = if place.is_postgres() {
+            http::all::<PgTarget>(&place, &plan, waiting).await?
+        } else if place.is_mariadb() {
+            http::all::<MariaTarget>(&place, &plan, waiting).await?
+        } else {
+            http::all::<SqliteTarget>(&place, &plan, waiting).await?
+        };
+        return show(&options, &report, http::HttpReport::print);
     }
     let report: Report = if place.is_postgres() {
         measure::all::<PgTarget>(&place, &plan).await?

@@ -85,6 +85,13 @@ impl Place {
                 kept.lock().unwrap().push(line);
             }
         });
+        // Nothing is said there, so whatever comes is seen.
+        let (stdout, kept) = (child.stdout.take().unwrap(), lines.clone());
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                kept.lock().unwrap().push(line);
+            }
+        });
         let mut service = Service { child, address: SocketAddr::from(([127, 0, 0, 1], 0)), lines };
         service.address = service.wait_for_address();
         service

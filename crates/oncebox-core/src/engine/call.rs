@@ -113,8 +113,24 @@ async fn start_and_wait<St: Store, S: Clone + Send + Sync + 'static>(
         attempt,
         trace_id = trace.as_ref().map(TraceContext::trace_id),
         span_id = trace.as_ref().map(TraceContext::span_id),
+        parent_id = trace.as_ref().and_then(TraceContext::parent_id),
+        sampled = trace.as_ref().map(TraceContext::is_sampled),
+        failure = tracing::field::Empty,
     );
-    let mut call = Call { messages, attempt, state: &inbox.state, tx };
+    let result = run_call(handler, Call { messages, attempt, state: &inbox.state, tx }, trace, time);
+    let result = result.instrument(span.clone()).await;
+    if let Err(failure) = &result {
+        span.record("failure", tracing::field::display(failure));
+    }
+    result
+}
+
+async fn run_call<St: Store, S: Clone + Send + Sync + 'static>(
+    handler: &Registered<St, S>,
+    mut call: Call<'_, St, S>,
+    trace: Option<TraceContext>,
+    time: &mut TimeLimit,
+) -> Result<(), Failure> {
     let started = std::panic::catch_unwind(AssertUnwindSafe(|| (handler.start)(&mut call)));
     // A transaction that no argument took goes home here.
     drop(call);
@@ -124,7 +140,8 @@ async fn start_and_wait<St: Store, S: Clone + Send + Sync + 'static>(
         Err(panic) => return Err(panicked(&*panic)),
     };
     let limit: Duration = handler.settings.timeout;
-    match time.run(limit, AssertUnwindSafe(future).catch_unwind()).instrument(span).await {
+    let running = TraceContext::scope(trace, AssertUnwindSafe(future).catch_unwind());
+    match time.run(limit, running).await {
         Some(Ok(result)) => result,
         Some(Err(panic)) => Err(panicked(&*panic)),
         None => Err(Failure::from(format!("the handler took longer than its timeout of {limit:?}"))),

@@ -15,6 +15,7 @@ use crate::inbox::Inbox;
 use crate::message::Message;
 use crate::sink::{Relay, SendFailure, Sink};
 use crate::store::{AskOutgoing, Outgoing, SendOutcome, Sent, Store, Token};
+use crate::trace::TraceContext;
 
 /// How long lanes of the outbox stay ours without being asked for again. Longer than one call of a sink may take.
 const LANES_FOR: Duration = Duration::from_secs(30);
@@ -107,7 +108,7 @@ async fn send<St: Store, S: Send + Sync, K: Sink>(
         if sent_one && leased_at.elapsed() + relay.timeout > LANES_FOR * 14 / 15 {
             break;
         }
-        let answers = ledger.write_during(send_wave(relay, &wave)).await;
+        let answers = ledger.write_during(send_wave(inbox, relay, &wave)).await;
         sent_one = true;
         match answers {
             Ok(answers) => ledger.waiting.append(judge(inbox, relay, &wave, answers, &mut stuck)),
@@ -164,14 +165,23 @@ impl<St: Store, S: Send + Sync, K: Sink> Ledger<'_, St, S, K> {
 }
 
 /// One call of the sink.
-async fn send_wave<K: Sink>(
+async fn send_wave<St: Store, S, K: Sink>(
+    inbox: &Inbox<St, S>,
     relay: &Relay<K>,
     wave: &[Outgoing],
 ) -> Result<Vec<Result<(), SendFailure>>, Error> {
-    let messages: Vec<Message> = wave.iter().map(|outgoing| outgoing.message.clone()).collect();
+    let mut messages: Vec<Message> = wave.iter().map(|outgoing| outgoing.message.clone()).collect();
+    let spans = send_spans(inbox, &relay.name, &mut messages);
     let sending = tokio::time::timeout(relay.timeout, relay.sink.send(&messages)).await;
     match sending {
-        Ok(Ok(answers)) => Ok(answers),
+        Ok(Ok(answers)) => {
+            for (span, answer) in spans.iter().zip(&answers) {
+                if let Err(SendFailure::Retry(text) | SendFailure::Permanent(text)) = answer {
+                    span.record("failure", text);
+                }
+            }
+            Ok(answers)
+        }
         Ok(Err(error)) => {
             let text = format!("sink `{}` cannot be reached", relay.name);
             Err(Error::caused(ErrorKind::Unavailable, text, error))
@@ -180,6 +190,9 @@ async fn send_wave<K: Sink>(
         Err(_) if messages.len() == 1 => {
             relay.careful.store(false, Ordering::Relaxed);
             let text = format!("the sink did not confirm it within {:?}", relay.timeout);
+            for span in &spans {
+                span.record("failure", &text);
+            }
             Ok(vec![Err(SendFailure::Retry(text))])
         }
         Err(_) => {
@@ -292,6 +305,34 @@ fn lots<K: Sink>(mut due: Vec<Outgoing>, relay: &Relay<K>) -> Vec<Vec<Outgoing>>
         }
     }
     lots
+}
+
+/// A span per message, which the copy that is sent carries; none unless traces are wanted.
+fn send_spans<St: Store, S>(
+    inbox: &Inbox<St, S>,
+    sink: &str,
+    messages: &mut [Message],
+) -> Vec<tracing::Span> {
+    if inbox.settings.traces.is_none() {
+        return Vec::new();
+    }
+    let spans = messages.iter_mut().map(|message| {
+        let Some(trace) = TraceContext::extract(&message.headers) else { return tracing::Span::none() };
+        let trace = trace.child(inbox.shared.seed.next());
+        trace.replace(&mut message.headers);
+        tracing::debug_span!(
+            "oncebox.send",
+            sink,
+            id = message.id,
+            kind = message.kind,
+            trace_id = trace.trace_id(),
+            span_id = trace.span_id(),
+            parent_id = trace.parent_id(),
+            sampled = trace.is_sampled(),
+            failure = tracing::field::Empty,
+        )
+    });
+    spans.collect()
 }
 
 /// Splits a lot so that no key appears twice in a wave; messages without a key go in the first.

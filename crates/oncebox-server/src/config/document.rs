@@ -34,7 +34,8 @@ pub(crate) enum Value {
     Flag(bool),
     List(Vec<Node>),
     Table(Table),
-    /// A number with a fraction, a date, a number too large: nothing here wants one.
+    Fraction(f64),
+    /// A date, a number too large: nothing here wants one.
     Other(&'static str),
 }
 
@@ -46,6 +47,7 @@ impl Value {
             Self::Flag(_) => "true or false",
             Self::List(_) => "a list",
             Self::Table(_) => "a table",
+            Self::Fraction(_) => "a number with a fraction",
             Self::Other(what) => what,
         }
     }
@@ -111,7 +113,10 @@ fn node(key_at: Range<usize>, at: Range<usize>, value: &DeValue<'_>, texts: &mut
             Err(_) => Value::Other("a number that is too large"),
         },
         DeValue::Boolean(flag) => Value::Flag(*flag),
-        DeValue::Float(_) => Value::Other("a number with a fraction"),
+        DeValue::Float(number) => match number.as_str().parse() {
+            Ok(number) => Value::Fraction(number),
+            Err(_) => Value::Other("a number with a fraction"),
+        },
         DeValue::Datetime(_) => Value::Other("a date"),
         DeValue::Array(list) => Value::List(
             list.iter().map(|item| node(item.span(), item.span(), item.get_ref(), texts)).collect(),

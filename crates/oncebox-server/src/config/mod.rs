@@ -48,6 +48,8 @@ pub struct Config {
     pub health: HealthConfig,
     /// `[log]`
     pub log: LogConfig,
+    /// `[telemetry]`
+    pub telemetry: TelemetryConfig,
     /// `[source.NAME]`, by name.
     pub sources: Vec<SourceConfig>,
     /// `[handler.NAME]`, by name.
@@ -110,6 +112,17 @@ pub struct LogConfig {
     pub format: LogFormat,
     /// The least important level that is logged.
     pub level: &'static str,
+}
+
+/// `[telemetry]`: where traces go.
+#[derive(Debug, Clone)]
+pub struct TelemetryConfig {
+    /// The collector, if any.
+    pub otlp: Option<url::Url>,
+    /// What this service is called there.
+    pub service_name: String,
+    /// The share of traces that begin here and are written down.
+    pub sample: f64,
 }
 
 /// How log lines look.
@@ -202,7 +215,8 @@ pub enum ReadError {
     Config(#[from] ConfigError),
 }
 
-const SECTIONS: &[&str] = &["store", "http", "run", "health", "log", "source", "handler", "sink", "defaults"];
+const SECTIONS: &[&str] =
+    &["store", "http", "run", "health", "log", "telemetry", "source", "handler", "sink", "defaults"];
 
 fn config(reader: &Reader<'_>) -> Config {
     reader.check_top(SECTIONS);
@@ -214,6 +228,7 @@ fn config(reader: &Reader<'_>) -> Config {
         run: run(reader.section("run", "run")),
         health: health(reader.section("health", "health")),
         log: log(reader.section("log", "log")),
+        telemetry: telemetry(reader.section("telemetry", "telemetry")),
         sources: source::read_all(reader, http.listen.ip().is_loopback()),
         http,
         handlers: handler::read_all(reader, &sinks),
@@ -309,6 +324,33 @@ fn log(section: Section<'_>) -> LogConfig {
     let log = LogConfig { format: section.word("format", &formats), level: section.word("level", &levels) };
     section.finish();
     log
+}
+
+fn telemetry(section: Section<'_>) -> TelemetryConfig {
+    let address = section.text("otlp");
+    let otlp = (!address.is_empty()).then(|| url::Url::parse(&address).ok().filter(is_collector)).flatten();
+    if otlp.is_none() && !address.is_empty() {
+        section
+            .wrong("otlp", "`otlp` is no address of a collector; write it as in \"http://127.0.0.1:4318\"");
+    }
+    if otlp.is_some() && !cfg!(feature = "otlp") {
+        section.wrong("otlp", "this `oncebox` was built without traces; build it with `--features otlp`");
+    }
+    let telemetry =
+        TelemetryConfig { otlp, service_name: section.text("service_name"), sample: section.share("sample") };
+    if telemetry.service_name.is_empty() {
+        section.wrong("service_name", "`service_name` is empty");
+    }
+    section.finish();
+    telemetry
+}
+
+/// A password in the address would be shown in errors, so there may be none.
+fn is_collector(url: &url::Url) -> bool {
+    matches!(url.scheme(), "http" | "https")
+        && url.has_host()
+        && url.username().is_empty()
+        && url.password().is_none()
 }
 
 #[cfg(unix)]

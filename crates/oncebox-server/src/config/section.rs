@@ -251,6 +251,28 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// A share, from 0 to 1.
+    pub(crate) fn share(&self, key: &'static str) -> f64 {
+        let read = |node: &Node| match node.value {
+            Value::Fraction(number) => Some(number),
+            Value::Whole(number) => Some(number as f64),
+            _ => None,
+        };
+        let compiled = || read(self.compiled(key)).expect("the default is a number");
+        let Some(node) = self.node(key) else { return compiled() };
+        match read(node) {
+            Some(share) if (0.0..=1.0).contains(&share) => share,
+            Some(share) => {
+                self.reader.problem(node.at.clone(), format!("`{key}` is {share}; it goes from 0.0 to 1.0"));
+                compiled()
+            }
+            None => {
+                let _: Option<f64> = self.not(key, node, &node.value, "a number from 0.0 to 1.0");
+                compiled()
+            }
+        }
+    }
+
     /// One of a few words.
     pub(crate) fn word<T: Copy>(&self, key: &'static str, words: &[(&'static str, T)]) -> T {
         let find = |text: &str| words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning);
@@ -328,7 +350,8 @@ impl<'a> Section<'a> {
                 let pairs = table.iter().map(|(key, node)| Some((key.clone(), self.json(node)?)));
                 Json::Object(pairs.collect::<Option<_>>()?)
             }
-            Value::Other(what) => {
+            Value::Fraction(_) | Value::Other(_) => {
+                let what = node.value.what();
                 self.reader.problem(node.at.clone(), format!("{what} means nothing here"));
                 return None;
             }

@@ -12,6 +12,7 @@ use oncebox::{Attempt, Error, Failure, Inbox, Message, NamedHandler, Relay, Send
 
 use crate::brokers::relay_of;
 use crate::config::{Action, Config, HandlerConfig, HttpAction, HttpSinkConfig, SinkConfig};
+use crate::metrics::Metrics;
 use crate::stores::{ServiceStore, Sql};
 use hold::{Breaker, Bucket, Hold};
 use request::{Next, Poster, PosterConfig, Refused};
@@ -20,8 +21,13 @@ use request::{Next, Poster, PosterConfig, Refused};
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Adds every configured handler to an inbox.
-pub(crate) fn register<St: ServiceStore>(mut inbox: Inbox<St>, config: &Config) -> Result<Inbox<St>, Error> {
+pub(crate) fn register<St: ServiceStore>(
+    mut inbox: Inbox<St>,
+    config: &Config,
+    metrics: &Metrics,
+) -> Result<Inbox<St>, Error> {
     for own in &config.handlers {
+        let times = metrics.handler_time(&own.name);
         let hold = Arc::new(Hold {
             rate: own.rate.map(Bucket::new),
             breaker: match &own.action {
@@ -34,8 +40,11 @@ pub(crate) fn register<St: ServiceStore>(mut inbox: Inbox<St>, config: &Config) 
                 let sql: Arc<Vec<Sql>> =
                     Arc::new(statements.iter().map(|statement| St::sql(statement, &config.store)).collect());
                 let run = move |mut tx: Tx<St::Connection>, message: Message, Attempt(attempt): Attempt| {
-                    let sql = sql.clone();
-                    async move { run_sql::<St>(&mut tx, &sql, &message, attempt).await }
+                    let (sql, timing) = (sql.clone(), times.start());
+                    async move {
+                        let _timing = timing;
+                        run_sql::<St>(&mut tx, &sql, &message, attempt).await
+                    }
                 };
                 inbox.on(own.on.clone(), with_settings(handler(&own.name, run), own, hold))
             }
@@ -43,8 +52,11 @@ pub(crate) fn register<St: ServiceStore>(mut inbox: Inbox<St>, config: &Config) 
                 let poster = Arc::new(poster(action, own.timeout)?);
                 let held = hold.clone();
                 let post = move |message: Message| {
-                    let (poster, held) = (poster.clone(), held.clone());
-                    async move { post(&poster, &held, &message).await }
+                    let (poster, held, timing) = (poster.clone(), held.clone(), times.start());
+                    async move {
+                        let _timing = timing;
+                        post(&poster, &held, &message).await
+                    }
                 };
                 let named = with_settings(handler(&own.name, post), own, hold);
                 inbox.on(own.on.clone(), named.timeout(own.timeout.saturating_add(GRACE)))
@@ -52,8 +64,11 @@ pub(crate) fn register<St: ServiceStore>(mut inbox: Inbox<St>, config: &Config) 
             Action::Sink(sink) => {
                 let sink = sink.clone();
                 let forward = move |mut tx: Tx<St::Connection>, message: Message| {
-                    let sink = sink.clone();
-                    async move { tx.publish(message.to(sink)).await.map(|_| ()).map_err(Failure::from) }
+                    let (sink, timing) = (sink.clone(), times.start());
+                    async move {
+                        let _timing = timing;
+                        tx.publish(message.to(sink)).await.map(|_| ()).map_err(Failure::from)
+                    }
                 };
                 inbox.on(own.on.clone(), with_settings(handler(&own.name, forward), own, hold))
             }

@@ -156,10 +156,10 @@ impl Poster {
         Ok(headers)
     }
 
-    /// The message's own trace with a span of this request, or a new trace.
+    /// The call of this handler, or what the relay or the sender wrote; else a new trace.
     fn traceparent(&self, message: &Message) -> String {
-        match TraceContext::extract(&message.headers) {
-            Some(trace) => trace.child(self.seed.next()).traceparent(),
+        match TraceContext::current().or_else(|| TraceContext::extract(&message.headers)) {
+            Some(trace) => trace.traceparent(),
             None => {
                 let (high, low, span) = (self.seed.next(), self.seed.next().max(1), self.seed.next().max(1));
                 format!("00-{high:016x}{low:016x}-{span:016x}-01")

@@ -91,7 +91,9 @@ pub(crate) async fn post<St: ServiceStore>(
     Path(name): Path<String>,
     request: Request,
 ) -> Response {
+    let timing = app.metrics.request_time.start();
     let answered = take(&app, &name, request).await;
+    drop(timing);
     let response = answered.unwrap_or_else(|refusal| refusal.into_response(app.http.retry_after));
     app.metrics.count_request(response.status());
     response

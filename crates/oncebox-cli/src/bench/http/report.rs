@@ -1,0 +1,102 @@
+//! The figures, as JSON and as a table.
+
+use serde::Serialize;
+
+/// What batches over HTTP must reach of the library's batch ingest.
+const NDJSON_GOAL: f64 = 0.5;
+/// What single posts must reach of the commits that one connection can make.
+const SINGLE_GOAL: f64 = 5.0;
+/// The most memory at rest, and with many messages waiting.
+const REST_GOAL: f64 = 60.0;
+const WAITING_GOAL: f64 = 150.0;
+
+/// Everything `oncebox bench --http` measures; rates are messages per second.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct HttpReport {
+    pub(super) store: String,
+    pub(super) messages: usize,
+    pub(super) waiting: usize,
+    /// One connection that inserts a row and commits, again and again.
+    pub(super) commit: f64,
+    pub(super) library: Library,
+    pub(super) http: Figures,
+    pub(super) ratios: Ratios,
+    pub(super) memory_mib: Mebibytes,
+    pub(super) start_ms: Milliseconds,
+    pub(super) binary_mib: f64,
+}
+
+/// The library on the same kind of store, without any HTTP.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Library {
+    pub(super) ingest_batch: f64,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Figures {
+    pub(super) single: f64,
+    pub(super) ndjson: f64,
+}
+
+/// The median of what each round had.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Ratios {
+    pub(super) ndjson_to_library: f64,
+    pub(super) single_to_commit: f64,
+}
+
+/// Resident memory of the service; nothing where the system does not tell.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Mebibytes {
+    pub(super) rest: Option<f64>,
+    /// After it has taken in all the waiting messages.
+    pub(super) waiting: Option<f64>,
+    /// Started anew on them.
+    pub(super) waiting_restarted: Option<f64>,
+}
+
+/// From starting the process to its being ready.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Milliseconds {
+    /// With tables to be made first.
+    pub(super) empty: f64,
+    pub(super) waiting: f64,
+}
+
+impl HttpReport {
+    pub(crate) fn print(&self) {
+        let Self { store, messages, waiting, ratios, memory_mib, start_ms, .. } = self;
+        println!("\noncebox bench of HTTP on {store}, {messages} messages (messages per second)\n");
+        row("bare commits, one connection", self.commit);
+        row("single posts, 64 connections", self.http.single);
+        row("library, batches of 1,000", self.library.ingest_batch);
+        row("NDJSON, batches of 1,000, 4 connections", self.http.ndjson);
+        println!("\n  ratios");
+        goal("single posts / bare commits", ratios.single_to_commit, &format!("at least {SINGLE_GOAL}"));
+        goal("NDJSON / library", ratios.ndjson_to_library, &format!("at least {NDJSON_GOAL}"));
+        println!("\n  resident memory, MiB");
+        memory("at rest", memory_mib.rest, REST_GOAL);
+        memory(&format!("after {waiting} messages that wait"), memory_mib.waiting, WAITING_GOAL);
+        memory("started anew on them", memory_mib.waiting_restarted, WAITING_GOAL);
+        println!(
+            "\n  start to ready     {:.0} ms with new tables, {:.0} ms on the waiting messages",
+            start_ms.empty, start_ms.waiting
+        );
+        println!("  binary             {:.1} MiB\n", self.binary_mib);
+    }
+}
+
+fn row(name: &str, value: f64) {
+    println!("  {name:<50}{value:>10.0}");
+}
+
+fn goal(name: &str, value: f64, goal: &str) {
+    println!("    {name:<48}{value:>10.2}  (goal: {goal})");
+}
+
+fn memory(name: &str, value: Option<f64>, most: f64) {
+    match value {
+        Some(value) => println!("    {name:<48}{value:>10.1}  (goal: under {most})"),
+        None => println!("    {name:<48}{:>10}", "-"),
+    }
+}

@@ -1,0 +1,208 @@
+//! Settings whose effect is seen only from outside: each test fails when its key is ignored.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use oncebox_testkit::until;
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{AssertSqlSafe, PgPool, SqlitePool};
+use support::receiver::Receiver;
+use support::{Place, not_run, text};
+
+/// Two hours, in the microseconds of the store.
+const TWO_HOURS: i64 = 2 * 3600 * 1_000_000;
+
+async fn count(pool: &SqlitePool, table: &'static str) -> i64 {
+    sqlx::query_scalar(AssertSqlSafe(format!("select count(*) from {table}"))).fetch_one(pool).await.unwrap()
+}
+
+/// Makes everything that is stored two hours older.
+async fn age(pool: &SqlitePool) {
+    for sql in [
+        "update oncebox_seen set seen_at = seen_at - ?1",
+        "update oncebox_log set received_at = received_at - ?1",
+    ] {
+        sqlx::query(sql).bind(TWO_HOURS).execute(pool).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keep_is_how_long_an_id_blocks_duplicates() {
+    let place = Place::new("[store]\nkeep = \"1h\"\n[handler.h]\non = [\"*\"]\nsql = \"select :id\"\n");
+    let service = place.serve(&[]);
+    assert_eq!(service.send("1", "k", "x").await.status, 202);
+    assert_eq!(service.send("1", "k", "x").await.status, 200);
+    // What waits for a handler is never forgotten.
+    until("it is done", || async {
+        service.get("/metrics").await.body.contains("oncebox_done_total{handler=\"h\"} 1\n")
+    })
+    .await;
+    service.stop();
+    age(&place.open().await).await;
+    let service = place.serve(&[]);
+    until("the id is forgotten", || async { service.send("1", "k", "x").await.status == 202 }).await;
+    assert_eq!(service.send("1", "k", "x").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keep_payload_is_how_long_a_message_that_is_done_stays_readable() {
+    let place =
+        Place::new("[store]\nkeep_payload = \"1h\"\n[handler.h]\non = [\"*\"]\nsql = \"select :id\"\n");
+    let service = place.serve(&[]);
+    assert_eq!(service.send("1", "k", "x").await.status, 202);
+    until("it is done", || async {
+        service.get("/metrics").await.body.contains("oncebox_done_total{handler=\"h\"} 1\n")
+    })
+    .await;
+    service.stop();
+    let pool = place.open().await;
+    age(&pool).await;
+    assert_eq!(count(&pool, "oncebox_log").await, 1);
+    let service = place.serve(&[]);
+    until("the payload is gone", || async { count(&pool, "oncebox_log").await == 0 }).await;
+    assert_eq!(service.send("1", "k", "x").await.status, 200, "its id is still known");
+}
+
+/// A lot of one is one request at a time; a lot of many is many.
+#[tokio::test(flavor = "multi_thread")]
+async fn batch_of_a_sink_is_how_many_are_sent_at_once() {
+    let (single, many) = (Receiver::always("wait").await, Receiver::always("wait").await);
+    let place = Place::new(&format!(
+        "[handler.a]\non = [\"*\"]\nsink = \"single\"\n[sink.single]\ntype = \"http\"\nurl = \"{}\"\nbatch = 1\n\
+         [handler.b]\non = [\"*\"]\nsink = \"many\"\n[sink.many]\ntype = \"http\"\nurl = \"{}\"\n",
+        single.url(),
+        many.url()
+    ));
+    let service = place.serve(&[]);
+    let lines: String =
+        (0..5).map(|number| format!("{{\"id\":\"{number}\",\"kind\":\"k\",\"payload\":1}}\n")).collect();
+    let answer = service.post("/in/default", &[("content-type", "application/x-ndjson")], lines).await;
+    assert_eq!(answer.status, 207);
+    until("the sinks were asked", || async { many.got().len() == 5 && !single.got().is_empty() }).await;
+    until("all wait in the outbox", || async {
+        service.get("/metrics").await.body.contains("oncebox_outbox_waiting{sink=\"single\"} 5\n")
+    })
+    .await;
+    assert_eq!(single.got().len(), 1);
+}
+
+/// A schema of its own on the Postgres for tests; removed at the end.
+struct Schema {
+    pool: PgPool,
+    url: String,
+    name: String,
+}
+
+impl Schema {
+    async fn new(what: &str) -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let Ok(url) = std::env::var("ONCEBOX_TEST_POSTGRES") else {
+            not_run(what, "Postgres");
+            return None;
+        };
+        let pool = PgPoolOptions::new().max_connections(2).connect(&url).await.unwrap();
+        let name = format!("settings_{}_{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        Some(Self { pool, url, name })
+    }
+
+    /// The address with one more parameter.
+    fn with(&self, parameter: &str) -> String {
+        let sign = if self.url.contains('?') { '&' } else { '?' };
+        format!("{}{sign}{parameter}", self.url)
+    }
+
+    fn store(&self, url: &str) -> String {
+        format!("[store]\nurl = \"{url}\"\nschema = \"{}\"\n", self.name)
+    }
+
+    async fn remove(self) {
+        let sql = format!("drop schema if exists \"{}\" cascade", self.name);
+        sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
+    }
+}
+
+/// As many calls at once as there are messages, each in a transaction of its own, but for the connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_is_the_most_there_are_to_the_database() {
+    let Some(schema) = Schema::new("the limit of connections").await else { return };
+    for (setting, most) in [("connections = 4\n", 5), ("", 17)] {
+        let name = format!("{}_{most}", schema.name);
+        let place = Place::new(&format!(
+            "{}{setting}[handler.h]\non = [\"*\"]\nsql = \"select pg_sleep(0.3)\"\nbatch = 1\nconcurrency = 12\n",
+            schema.store(&schema.with(&format!("application_name={name}")))
+        ));
+        let service = place.serve(&[]);
+        let lines: String = (0..40)
+            .map(|number| format!("{{\"id\":\"{most}-{number}\",\"kind\":\"k\",\"payload\":1}}\n"))
+            .collect();
+        let answer = service.post("/in/default", &[("content-type", "application/x-ndjson")], lines).await;
+        assert_eq!(answer.status, 207);
+        let seen = AtomicU32::new(0);
+        until("all are done", || async {
+            let open: i64 =
+                sqlx::query_scalar("select count(*) from pg_stat_activity where application_name = $1")
+                    .bind(&name)
+                    .fetch_one(&schema.pool)
+                    .await
+                    .unwrap();
+            seen.fetch_max(u32::try_from(open).unwrap(), Ordering::Relaxed);
+            service.get("/metrics").await.body.contains("oncebox_done_total{handler=\"h\"} 40\n")
+        })
+        .await;
+        let seen = seen.into_inner();
+        // One more is there to listen.
+        assert!(seen <= most, "{setting:?}: {seen} connections");
+        assert!(most == 5 || seen > 5, "more than the limit would have been used: {seen}");
+        service.stop();
+    }
+    schema.remove().await;
+}
+
+/// Without hints (`behind_pooler`) what another process stores is found by looking, as often as `poll` says.
+#[tokio::test(flavor = "multi_thread")]
+async fn poll_is_how_often_a_process_looks_without_a_hint() {
+    let Some(schema) = Schema::new("polling").await else { return };
+    let deaf = |rest: &str| format!("{}behind_pooler = true\n{rest}", schema.store(&schema.url));
+    let handler = |name: &str| format!("[handler.{name}]\non = [\"*\"]\nsql = \"select :id\"\n");
+    let (never, often) = (
+        Place::new(&deaf(&format!("[run]\npoll = \"1h\"\n{}", handler("never")))),
+        Place::new(&deaf(&handler("often"))),
+    );
+    let inlet = Place::new(&deaf(""));
+    let (never, often, inlet) = (never.serve(&[]), often.serve(&[]), inlet.serve(&[]));
+    let done = async |service: &support::Service, name: &str| -> u64 {
+        let text = service.get("/metrics").await.body;
+        let start = format!("oncebox_done_total{{handler=\"{name}\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok()).unwrap_or(0)
+    };
+    for number in 1..=3_u64 {
+        assert_eq!(inlet.send(&number.to_string(), "k", "x").await.status, 202);
+        until("who looks often has found it", || async { done(&often, "often").await == number }).await;
+    }
+    assert_eq!(done(&never, "never").await, 0, "it has not looked");
+    // A message of its own is a hint.
+    assert_eq!(never.send("own", "k", "x").await.status, 202);
+    until("it has looked", || async { done(&never, "never").await == 4 }).await;
+    for service in [never, often, inlet] {
+        service.stop();
+    }
+    schema.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn relaxed_durability_accepts_what_can_lose_messages() {
+    let Some(schema) = Schema::new("relaxed durability").await else { return };
+    let store = schema.store(&schema.with("options[synchronous_commit]=off"));
+    let handler = "[handler.h]\non = [\"*\"]\nsql = \"select :id\"\n";
+    let output = Place::new(&format!("{store}{handler}")).run(&["serve"]);
+    let shown = text(&output.stderr);
+    assert!(output.status.code() == Some(2) && shown.contains("synchronous_commit"), "{shown}");
+    let place = Place::new(&format!("{store}relaxed_durability = true\n{handler}"));
+    let service = place.serve(&[]);
+    assert_eq!(service.send("1", "k", "x").await.status, 202);
+    service.stop();
+    schema.remove().await;
+}

@@ -32,6 +32,9 @@ pub trait AdminStore: Store {
     ) -> impl Future<Output = Result<u64, Error>> + Send;
 
     /// What is wrong with the database: settings, clock, stuck deliveries, bloat, old transactions.
+    ///
+    /// For a person who asks, not for a program that asks every second: it compares the schema with one that it makes for
+    /// that and removes again. What the user of the pool may not see is left out.
     fn findings(&self) -> impl Future<Output = Result<Vec<Finding>, Error>> + Send;
 
     // ---- sources

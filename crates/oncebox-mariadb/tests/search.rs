@@ -1,5 +1,7 @@
 //! What a search costs.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use std::time::Duration;

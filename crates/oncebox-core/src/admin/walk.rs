@@ -174,10 +174,11 @@ fn has_header(wanted: &HeaderMatch, message: &Message) -> bool {
 
 fn has_value(wanted: &PayloadMatch, message: &Message) -> bool {
     let Ok(payload) = serde_json::from_slice::<serde_json::Value>(&message.payload) else { return false };
-    payload.pointer(&wanted.pointer).is_some_and(|found| match found.as_str() {
-        Some(text) => text == wanted.value,
-        None => found.to_string() == wanted.value,
-    })
+    let found = payload.pointer(&wanted.pointer).map(|found| match found.as_str() {
+        Some(text) => text.to_owned(),
+        None => found.to_string(),
+    });
+    found.as_ref() == Some(&wanted.value)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{Connection, Place, Service};
+use support::{Connection, DEADLINE, Place, Service};
 
 /// Opens the stream.
 async fn listen(service: &Service, token: &str) -> Connection {
@@ -18,6 +18,12 @@ async fn listen(service: &Service, token: &str) -> Connection {
 
 /// The data of the next event of this name for which `is_it` says yes; `None` at the end of the stream.
 async fn event(connection: &mut Connection, name: &str, is_it: impl Fn(&Value) -> bool) -> Option<Value> {
+    // A stream that stays open has something to say every ten seconds, so a line alone is no sign of the right one.
+    let found = tokio::time::timeout(DEADLINE, find(connection, name, is_it)).await;
+    found.unwrap_or_else(|_| panic!("waited {DEADLINE:?} in vain for an event `{name}`, or for the end"))
+}
+
+async fn find(connection: &mut Connection, name: &str, is_it: impl Fn(&Value) -> bool) -> Option<Value> {
     let mut current = String::new();
     loop {
         let mut line = String::new();

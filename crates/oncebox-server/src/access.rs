@@ -75,12 +75,12 @@ impl Access {
             role: Role::Admin,
             expires_at: None,
         });
-        let stored = tokens.into_iter().filter_map(|info| {
-            let Some(hash) = token::read_hash(&info.hash) else {
+        let stored = tokens.into_iter().map(|info| match token::read_hash(&info.hash) {
+            Some(hash) => Known { name: info.name, hash, role: info.role, expires_at: info.expires_at },
+            None => {
                 tracing::error!(token = info.name, "the hash of a token cannot be read; revoke it");
-                return Some(Known::spoilt(info));
-            };
-            Some(Known { name: info.name, hash, role: info.role, expires_at: info.expires_at })
+                Known::spoilt(info)
+            }
         });
         let known: Vec<Known> = configured.into_iter().chain(stored).collect();
         self.known.send_if_modified(|old| {

@@ -15,7 +15,6 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream};
 use serde::Serialize;
-use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, broadcast, watch};
 
 use super::answer::Problem;
@@ -124,10 +123,8 @@ impl Listener {
         tokio::select! {
             biased;
             _ = self.stopping.wait_for(|stopping| *stopping) => None,
-            event = self.events.recv() => match event {
-                Ok(event) => Some(event),
-                Err(RecvError::Lagged(_) | RecvError::Closed) => None,
-            },
+            // An error: it has missed some.
+            event = self.events.recv() => event.ok(),
         }
     }
 }

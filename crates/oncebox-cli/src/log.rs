@@ -69,7 +69,14 @@ fn one_line(writer: &mut Writer<'_>, field: &Field, value: &dyn std::fmt::Debug)
 }
 
 fn filter(level: &str) -> EnvFilter {
-    // What sqlx tells of each statement is the user's data, and of no use here.
-    EnvFilter::try_from_env(VARIABLE)
-        .unwrap_or_else(|_| EnvFilter::new(format!("{level},sqlx=error,hyper=error")))
+    match (EnvFilter::try_from_env(VARIABLE), "async_nats=warn".parse()) {
+        // The debug lines of this client hold the address with the password.
+        (Ok(filter), Ok(directive)) => filter.add_directive(directive),
+        // The level is about Oncebox. What the libraries below tell of each step is of no use here, and some of it is
+        // the user's data.
+        _ => {
+            let others = if level == "error" { "error" } else { "warn" };
+            EnvFilter::new(format!("{others},oncebox={level},sqlx=error,hyper=error"))
+        }
+    }
 }

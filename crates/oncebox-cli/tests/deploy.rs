@@ -124,7 +124,7 @@ async fn dashboard_and_alerts_name_what_the_service_prints_and_all_of_it() {
          [sink.out]\ntype = \"http\"\nurl = \"{0}\"\n{1}",
         receiver.url(),
         if cfg!(feature = "nats") {
-            "[source.broker]\ntype = \"nats\"\nurl = \"nats://127.0.0.1:1\"\nstream = \"S\"\nconsumer = \"c\"\n"
+            "[source.default]\ntype = \"http\"\n[source.broker]\ntype = \"nats\"\nurl = \"nats://127.0.0.1:1\"\nstream = \"S\"\nconsumer = \"c\"\n"
         } else {
             ""
         }

@@ -1,6 +1,6 @@
 //! How fast the source and the sink are beside the plain client.
 //!
-//! `cargo run --release -p oncebox-mqtt --example measure [MESSAGES]` starts a private Mosquitto and a store in a SQLite
+//! `cargo run --release -p oncebox-mqtt --example measure_mqtt [MESSAGES]` starts a private Mosquitto and a store in a SQLite
 //! file, and prints messages per second.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]

@@ -1,6 +1,6 @@
 //! How fast the source and the sink are beside the plain client and the store alone.
 //!
-//! `cargo run --release -p oncebox-rabbitmq --example measure [MESSAGES]` starts a private RabbitMQ and Postgres and
+//! `cargo run --release -p oncebox-rabbitmq --example measure_rabbitmq [MESSAGES]` starts a private RabbitMQ and Postgres and
 //! prints messages per second.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]

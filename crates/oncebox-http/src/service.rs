@@ -35,7 +35,6 @@ use crate::response::{Fate, replay, stored};
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// How many expired responses are removed at a time, and how many times in a row.
 const PURGE_STEP: usize = 1000;
-const PURGE_STEPS: usize = 10;
 /// How often a response is written again when the store was away.
 const MOST_TRIES: u32 = 5;
 
@@ -405,7 +404,7 @@ fn purge_now_and_then<St: ResponseStore>(settings: &Settings<St>) {
     }
     let store = settings.store.clone();
     tokio::spawn(async move {
-        for _ in 0..PURGE_STEPS {
+        loop {
             match store.purge_responses(PURGE_STEP).await {
                 Ok(removed) if removed >= PURGE_STEP as u64 => {}
                 Ok(_) => return,

@@ -1,7 +1,7 @@
 //! What operators leave behind: paused sources, the audit log, tokens.
 
-use oncebox_core::admin::{Audit, AuditEntry, Role, TokenInfo, check_name};
-use oncebox_core::{Error, ErrorKind};
+use oncebox_core::Error;
+use oncebox_core::admin::{Audit, AuditEntry, TokenInfo, check_name};
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
@@ -92,13 +92,7 @@ fn entry(row: &MySqlRow) -> Result<AuditEntry, Problem> {
 }
 
 fn token(row: &MySqlRow) -> Result<TokenInfo, Problem> {
-    let role = text(row, 2)?;
-    Ok(TokenInfo {
-        name: text(row, 0)?,
-        hash: text(row, 1)?,
-        role: Role::from_word(&role)
-            .ok_or_else(|| Error::new(ErrorKind::Store, format!("a token has the unknown role `{role}`")))?,
-        created_at: timestamp(row.try_get(3)?)?,
-        expires_at: row.try_get::<Option<i64>, _>(4)?.map(timestamp).transpose()?,
-    })
+    let expires_at = row.try_get::<Option<i64>, _>(4)?.map(timestamp).transpose()?;
+    let created_at = timestamp(row.try_get(3)?)?;
+    Ok(TokenInfo::stored(text(row, 0)?, text(row, 1)?, &text(row, 2)?, created_at, expires_at))
 }

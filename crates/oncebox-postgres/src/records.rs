@@ -1,7 +1,7 @@
 //! What operators leave behind: paused sources, the audit log, tokens.
 
-use oncebox_core::admin::{Audit, AuditEntry, Role, TokenInfo, check_name};
-use oncebox_core::{Error, ErrorKind};
+use oncebox_core::Error;
+use oncebox_core::admin::{Audit, AuditEntry, TokenInfo, check_name};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
@@ -102,13 +102,12 @@ fn entry(row: &PgRow) -> Result<AuditEntry, Problem> {
 }
 
 fn token(row: &PgRow) -> Result<TokenInfo, Problem> {
-    let role: &str = row.try_get(2)?;
-    Ok(TokenInfo {
-        name: row.try_get(0)?,
-        hash: row.try_get(1)?,
-        role: Role::from_word(role)
-            .ok_or_else(|| Error::new(ErrorKind::Store, format!("a token has the unknown role `{role}`")))?,
-        created_at: timestamp(row.try_get(3)?)?,
-        expires_at: row.try_get::<Option<i64>, _>(4)?.map(timestamp).transpose()?,
-    })
+    let expires_at = row.try_get::<Option<i64>, _>(4)?.map(timestamp).transpose()?;
+    Ok(TokenInfo::stored(
+        row.try_get(0)?,
+        row.try_get(1)?,
+        row.try_get(2)?,
+        timestamp(row.try_get(3)?)?,
+        expires_at,
+    ))
 }

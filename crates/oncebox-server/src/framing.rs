@@ -162,6 +162,7 @@ impl Head {
     /// Takes in a whole line; answers whether the head ends with it.
     fn end_line(&mut self) -> bool {
         let line = std::mem::take(&mut self.line);
+        let is_whole = line.len() < LONGEST;
         let line = line.strip_suffix(b"\r").unwrap_or(&line);
         if line.is_empty() {
             return self.begun;
@@ -169,8 +170,11 @@ impl Head {
         if !self.begun {
             self.begun = true;
         } else if let Some(value) = line.strip_prefix(b"content-length:") {
-            let text = std::str::from_utf8(value).unwrap_or_default().trim();
-            self.lengths.push(text.parse().map_or(Length::Unreadable, Length::Bytes));
+            let digits = value.trim_ascii();
+            let is_number = is_whole && digits.iter().all(u8::is_ascii_digit);
+            let number =
+                std::str::from_utf8(digits).ok().filter(|_| is_number).and_then(|text| text.parse().ok());
+            self.lengths.push(number.map_or(Length::Unreadable, Length::Bytes));
         } else if line.starts_with(b"transfer-encoding:") {
             self.lengths.push(Length::Chunks);
         }
@@ -206,6 +210,9 @@ mod tests {
             "content-length: 5\ntransfer-encoding: chunked",
             "content-length: five",
             &format!("content-length: {}5", " ".repeat(LONGEST)),
+            // Cut off, this would be a zero.
+            &format!("content-length:{}120", "0".repeat(49)),
+            "content-length: +5",
         ] {
             let request = format!("POST / HTTP/1.1\r\nhost: x\r\n{headers}\r\n\r\n");
             assert_eq!(

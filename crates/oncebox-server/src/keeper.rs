@@ -65,23 +65,30 @@ pub(crate) async fn keep_replaying<St: ServiceStore>(app: &App<St>, mut stopping
             () = app.replaying.notified() => {}
             () = tokio::time::sleep(EVERY) => {}
         }
-        let round = step_all(app, &stopping);
-        note(&mut was_good, tokio::time::timeout(PATIENCE, round).await, "replays");
+        // A step waits for the batches of an ordered handler, within the limits of the store; it may be given up anywhere.
+        let round = tokio::select! {
+            _ = stopping.wait_for(|stopping| *stopping) => return,
+            round = step_all(app) => round,
+        };
+        note(&mut was_good, Ok(round), "replays");
     }
 }
 
-async fn step_all<St: ServiceStore>(app: &App<St>, stopping: &watch::Receiver<bool>) -> Result<(), Error> {
+async fn step_all<St: ServiceStore>(app: &App<St>) -> Result<(), Error> {
     let store = app.inbox.store();
-    for replay in store.replays(true, MOST_REPLAYS).await? {
-        let mut replayed = replay.replayed;
-        while !*stopping.borrow() {
-            let Some(now) = store.step_replay(replay.id, AT_ONCE).await? else { break };
-            // One with a rate waits for the next round, and so does one that another process is stepping.
-            if now.state != ReplayState::Running || now.replay.rate.is_some() || now.replayed == replayed {
-                break;
+    let running = store.replays(true, MOST_REPLAYS).await?;
+    let mut open: Vec<_> = running.iter().map(|replay| (replay.id, replay.replayed)).collect();
+    // In turn, so that a long one does not keep the others waiting.
+    while !open.is_empty() {
+        let mut more = Vec::new();
+        for (id, before) in open {
+            let Some(now) = store.step_replay(id, AT_ONCE).await? else { continue };
+            // One whose rate is used up waits for the next round, and so does one that another process is stepping.
+            if now.state == ReplayState::Running && now.replayed >= before + AT_ONCE {
+                more.push((id, now.replayed));
             }
-            replayed = now.replayed;
         }
+        open = more;
     }
     Ok(())
 }

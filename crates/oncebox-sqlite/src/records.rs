@@ -1,6 +1,6 @@
 //! What operators leave behind: paused sources, the audit log, tokens.
 
-use oncebox_core::admin::{Audit, AuditEntry, Role, TokenInfo, check_name};
+use oncebox_core::admin::{Audit, AuditEntry, TokenInfo, check_name};
 use oncebox_core::{Error, ErrorKind};
 use sqlx::sqlite::SqliteRow;
 
@@ -84,13 +84,6 @@ fn entry(row: &SqliteRow) -> Result<AuditEntry, Error> {
 }
 
 fn token(row: &SqliteRow) -> Result<TokenInfo, Error> {
-    let role: &str = get(row, 2)?;
-    Ok(TokenInfo {
-        name: get(row, 0)?,
-        hash: get(row, 1)?,
-        role: Role::from_word(role)
-            .ok_or_else(|| Error::new(ErrorKind::Store, format!("a token has the unknown role `{role}`")))?,
-        created_at: timestamp(get(row, 3)?)?,
-        expires_at: get::<Option<i64>>(row, 4)?.map(timestamp).transpose()?,
-    })
+    let expires_at = get::<Option<i64>>(row, 4)?.map(timestamp).transpose()?;
+    Ok(TokenInfo::stored(get(row, 0)?, get(row, 1)?, get(row, 2)?, timestamp(get(row, 3)?)?, expires_at))
 }

@@ -78,3 +78,34 @@ pub struct TokenInfo {
     /// From when on it is worth nothing.
     pub expires_at: Option<Timestamp>,
 }
+
+impl TokenInfo {
+    /// Used by stores to build one. A role that this library does not know allows nothing: the token has expired.
+    pub fn stored(
+        name: String,
+        hash: String,
+        role: &str,
+        created_at: Timestamp,
+        expires_at: Option<Timestamp>,
+    ) -> Self {
+        let (role, expires_at) = match Role::from_word(role) {
+            Some(role) => (role, expires_at),
+            None => (Role::Ingest, Some(Timestamp::UNIX_EPOCH)),
+        };
+        Self { name, hash, role, created_at, expires_at }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_role_of_the_future_allows_nothing() {
+        let token = |role| {
+            TokenInfo::stored("t".to_owned(), String::new(), role, Timestamp::UNIX_EPOCH, None).expires_at
+        };
+        assert_eq!(token("read"), None);
+        assert_eq!(token("emperor"), Some(Timestamp::UNIX_EPOCH));
+    }
+}

@@ -31,6 +31,9 @@ const FULL_LANES: usize = 8;
 /// The most payload bytes of a batch after which the next one is read ahead: memory for both must be there.
 const MOST_AHEAD: usize = 8 * 1024 * 1024;
 
+/// How long to wait for what is being read ahead, before it is read in the old way.
+const AHEAD_PATIENCE: Duration = Duration::from_millis(100);
+
 /// One worker's way through the lanes of a handler.
 pub(crate) struct LaneWorker<St: Store, S> {
     inbox: Inbox<St, S>,
@@ -360,9 +363,10 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWork<'_, St, S> {
         });
     }
 
-    /// What was read ahead, as soon as it is there.
+    /// What was read ahead, if it is there or about to be: meanwhile the lanes are marked, but nobody holds them.
     async fn read_ahead(mut self) -> Option<Ahead> {
-        self.reading.join_next().await?.ok().flatten()
+        let read = tokio::time::timeout(AHEAD_PATIENCE, self.reading.join_next()).await;
+        read.ok()??.ok().flatten()
     }
 }
 

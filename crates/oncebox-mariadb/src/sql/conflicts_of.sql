@@ -1,5 +1,6 @@
--- conflicts_of.sql: locks nothing
+-- conflicts_of.sql: at most 100, locks nothing
 select received_at, scope, message_id, kind, `key`, headers, payload, not_before
 from {schema}.conflict
 where identity = ?
 order by received_at, fingerprint
+limit 100

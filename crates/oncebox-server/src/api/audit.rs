@@ -53,6 +53,10 @@ pub(crate) async fn write_down<St: ServiceStore>(
     target: &str,
     details: serde_json::Value,
 ) -> Result<(), Problem> {
+    // A request may have begun before its token was revoked.
+    if !app.access.still_allows(actor) {
+        return Err(Problem::Unauthorized);
+    }
     let change = Audit {
         actor: actor.name.clone(),
         action: action.to_owned(),

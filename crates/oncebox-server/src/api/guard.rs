@@ -51,7 +51,9 @@ pub(crate) fn is_from_a_page(headers: &HeaderMap) -> bool {
     let is_local =
         name.is_empty() || name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok();
     let other_origin = text(header::ORIGIN).is_some_and(|origin| !origin.ends_with(&format!("//{host}")));
-    other_site || other_origin || (!is_local && site.is_some())
+    // A browser says nothing of sites to an address without TLS, so the name alone decides: it must be one that no page
+    // can have made its own.
+    other_site || other_origin || !is_local
 }
 
 #[cfg(test)]
@@ -69,7 +71,6 @@ mod tests {
         for program in [
             &[("host", "127.0.0.1:8420")][..],
             &[("host", "localhost")],
-            &[("host", "oncebox.internal:8420")],
             &[("host", "[::1]:8420"), ("sec-fetch-site", "none")],
             &[
                 ("host", "127.0.0.1:8420"),
@@ -85,6 +86,8 @@ mod tests {
             &[("host", "127.0.0.1:8420"), ("sec-fetch-site", "cross-site")],
             &[("host", "127.0.0.1:8420"), ("sec-fetch-site", "same-site")],
             // A name of the page's own that was changed to stand for this machine.
+            &[("host", "evil.example:8420")],
+            &[("host", "evil.example:8420"), ("origin", "http://evil.example:8420")],
             &[("host", "evil.example:8420"), ("sec-fetch-site", "same-origin")],
         ] {
             assert!(is_from_a_page(&headers(page)), "{page:?}");

@@ -11,10 +11,13 @@ use sha2::{Digest, Sha256};
 use utoipa::{IntoParams, ToSchema};
 
 use super::answer::{Answer, Answered, ErrorBody, Problem, asked};
-use super::ask::{Limit, MOST, NamedTwice, Query, Text, Time};
+use super::ask::{Limit, NamedTwice, Query, Text, Time};
 use crate::service::App;
 use crate::stores::ServiceStore;
 use crate::view;
+
+/// The most conflicts in one answer: they come with their payloads.
+const MOST_CONFLICTS: usize = 100;
 
 /// Which messages; every parameter that is there must match. State, handler and error are parameters of `/deliveries`.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -111,7 +114,7 @@ pub(crate) async fn message<St: ServiceStore>(
 /// Messages whose id was known with other bytes, newest first.
 #[utoipa::path(get, path = "/api/v1/conflicts", tag = "messages", responses((status = 200, body = Conflicts)))]
 pub(crate) async fn conflicts<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Answered<Conflicts> {
-    let conflicts = asked(app.inbox.store().conflicts(MOST)).await?;
+    let conflicts = asked(app.inbox.store().conflicts(MOST_CONFLICTS)).await?;
     Ok(Answer::ok(Conflicts { conflicts: conflicts.iter().map(view::conflict).collect() }))
 }
 
@@ -120,7 +123,7 @@ pub(crate) async fn conflicts<St: ServiceStore>(State(app): State<Arc<App<St>>>)
 pub(crate) async fn duplicates<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Answered<Duplicates> {
     let store = app.inbox.store();
     let (counts, conflicts) =
-        asked(async { Ok((store.counts().await?, store.conflicts(MOST).await?)) }).await?;
+        asked(async { Ok((store.counts().await?, store.conflicts(MOST_CONFLICTS).await?)) }).await?;
     let counts = counts.iter().filter(|count| ["duplicate", "conflict"].contains(&count.name.as_str()));
     Ok(Answer::ok(Duplicates {
         counts: counts.map(view::counted).collect(),

@@ -1,5 +1,6 @@
--- conflicts_of.sql: one id with other bytes, oldest first, locks nothing
+-- conflicts_of.sql: one id with other bytes, oldest first, at most 100, locks nothing
 select received_at, scope, message_id, kind, key, headers, payload, not_before
 from {prefix}conflict
 where identity = ?1
 order by received_at, fingerprint
+limit 100

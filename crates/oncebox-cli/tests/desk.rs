@@ -220,8 +220,13 @@ async fn every_message_is_shown_whatever_became_of_it() {
     let server = format!("http://{}", service.address);
     assert_eq!(everything[2..], found(&["--cursor", &go_on(&page), "--server", &server]), "{}", shown(&page));
 
-    let output = run(&place, &["purge", "--keep-payload", "0s"]);
-    assert!(output.status.success(), "{}", shown(&output));
+    let purge = |more: &[&str]| run(&place, &[&["purge", "--keep-payload", "0s"], more].concat());
+    let foretold = text(&purge(&["--dry-run"]).stdout);
+    assert_eq!(foretold, "would remove 0 ids, 6 messages, 0 other rows\n");
+    let output = purge(&[]);
+    assert_eq!(output.status.code(), Some(1), "nobody was there to agree: {}", shown(&output));
+    assert!(is("done", "x-tenant"), "nothing was changed");
+    assert_eq!(text(&purge(&["--yes"]).stdout), foretold.replace("would remove", "removed"));
     assert!(is("done", "purged, or handled inline"), "{}", shown(&run(&place, &["show", "done"])));
     assert!(is("dead", "payload   \\u{1b}[2J"), "a dead letter keeps its message");
     assert_eq!(run(&place, &["show", "done", "--raw"]).status.code(), Some(1));

@@ -76,4 +76,12 @@ fn there_is_a_page_for_every_command() {
         assert!(has(name), "{name}");
     }
     assert!(!has("oncebox-demo-worker.1"));
+
+    const GUIDE: &str = include_str!("../../../guides/cli.md");
+    let commands = page.lines().filter_map(|line| line.strip_prefix("oncebox\\-")?.strip_suffix("(1)"));
+    let commands: Vec<&str> = commands.filter(|name| *name != "help").collect();
+    assert!(commands.len() > 15, "{commands:?}");
+    for name in commands {
+        assert!(GUIDE.contains(&format!("| `oncebox {name}` |")), "the guide's table has no {name}");
+    }
 }

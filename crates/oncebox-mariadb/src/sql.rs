@@ -474,7 +474,7 @@ statements! {
     overdue, old_transactions, foreign_engines, timeouts,
     search_places, search_read, search_seen,
     find_message, standing, deliveries_of, attempts_of, conflicts_of, start_replay, lock_replay, read_replay, list_replays, move_replay, cancel_replay,
-    add_audit, add_token, audit, count_deliveries, paused_sources, remove_token, set_source_paused, tokens,
+    add_audit, add_token, audit, count_deliveries, count_purgeable, paused_sources, remove_token, set_source_paused, tokens,
     catalog, clock, conflicts, counts, cursors, deliveries, delete_done, delete_outgoing, delete_tally, discard, engines,
     fold_tally, forget_counter, forget_cursors,
     forget_deliveries, forget_handler, free_lanes, handlers, held_keys, history, known, known_handlers, lease,

@@ -150,7 +150,7 @@ statements! {
     overdue, clock, examine, old_transactions, idle_slots, table_health,
     search_places, search_last, search_read, search_seen,
     find_message, standing, deliveries_of, attempts_of, conflicts_of, start_replay, lock_replay, read_replay, list_replays, move_replay, cancel_replay,
-    add_audit, add_token, audit, count_deliveries, paused_sources, remove_token, set_source_paused, tokens,
+    add_audit, add_token, audit, count_deliveries, count_purgeable, paused_sources, remove_token, set_source_paused, tokens,
     add_counts, announce, begin_inline, begin_leased, begin_plain, catalog, claim, commit_done, commit_lanes,
     conflict, conflicts, counts, deliveries, discard, fold_tally, forget, handlers, heal, history, known,
     known_handlers, lease, lease_outgoing, lock_cursors, lock_lanes, matching, migration_applied, migration_lock,

@@ -144,7 +144,7 @@ fn unknown_handler(config: &Config, handler: &HandlerStatus) -> Option<Finding> 
         ),
     };
     let what = format!("handler `{name}` is in the store and not in the configuration{much}");
-    let remedy = "if another process runs it, all is well; if it is gone for good, forget it (`Store::forget`), or its \
+    let remedy = "if another process runs it, all is well; if it was renamed, say so with `formerly`; if it is gone for good, forget it (`Store::forget`), or its \
                   messages are kept for ever";
     Some(Finding::new("handler-unknown", severity, what, remedy))
 }

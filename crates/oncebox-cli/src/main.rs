@@ -31,6 +31,7 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one in a process")]
 enum Command {
     /// Run the service: sources, handlers and sinks of a configuration file, or of none.
     #[cfg(feature = "serve")]

@@ -71,8 +71,7 @@ fn progress(letters: u64) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::with_draw_target(Some(letters), ProgressDrawTarget::stderr());
-    let style =
-        ProgressStyle::with_template("{bar:30} {pos}/{len} replayed, {per_sec}, {eta} left; Ctrl-C stops it");
+    let style = ProgressStyle::with_template("{bar:20} {pos}/{len}, {eta} left; Ctrl-C stops it");
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 

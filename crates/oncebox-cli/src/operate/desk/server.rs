@@ -111,14 +111,16 @@ impl Server {
 
     fn refusal(&self, reply: &Reply, role: &str) -> String {
         let Some(error) = reply.error() else { return self.stranger(reply.status) };
+        // A source that verifies signatures says 401 as well, and no token helps there.
+        let signed = if role == "ingest" { "; to a source with `verify`, send with --store" } else { "" };
         match reply.status {
             StatusCode::UNAUTHORIZED if self.token.is_none() => format!(
                 "the service wants a token ({error}); put one into ONCEBOX_TOKEN: `oncebox token create NAME --role {role}` \
-                 makes it"
+                 makes it{signed}"
             ),
             StatusCode::UNAUTHORIZED => format!(
                 "the service does not accept this token ({error}): it is wrong, was revoked or has expired; make another with \
-                 `oncebox token create NAME --role {role}`"
+                 `oncebox token create NAME --role {role}`{signed}"
             ),
             StatusCode::FORBIDDEN => {
                 format!(

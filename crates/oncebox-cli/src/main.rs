@@ -15,11 +15,12 @@ mod migrate;
 mod operate;
 #[cfg(feature = "serve")]
 mod serve;
+mod shell;
 mod target;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Makes each message count exactly once in effect.
 #[derive(Debug, Parser)]
@@ -30,6 +31,7 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one in a process")]
 enum Command {
     /// Run the service: sources, handlers and sinks of a configuration file, or of none.
     #[cfg(feature = "serve")]
@@ -46,6 +48,10 @@ enum Command {
     #[cfg(feature = "serve")]
     #[command(flatten)]
     Operate(operate::Operation),
+    /// Print a script with which a shell completes these commands.
+    Completions(shell::Completions),
+    /// Print the page for `man`, or write one per command into a folder.
+    Man(shell::Man),
     /// One worker process of the demo.
     #[command(hide = true)]
     DemoWorker(demo::worker::Options),
@@ -80,6 +86,8 @@ fn main() -> ExitCode {
             Command::Migrate(options) => migrate::migrate(options).await,
             #[cfg(feature = "serve")]
             Command::Operate(operation) => operate::operate(operation).await,
+            Command::Completions(options) => shell::completions(&Cli::command(), &options),
+            Command::Man(options) => shell::man(&Cli::command(), &options),
             Command::DemoWorker(options) => demo::worker::work(options).await.map(|()| true),
         }
     });

@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::log;
 
 /// The configuration that is used when it is there.
-const USUAL: &str = "oncebox.toml";
+pub(crate) const USUAL: &str = "oncebox.toml";
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {

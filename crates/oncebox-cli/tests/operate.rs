@@ -58,10 +58,10 @@ async fn dead_letters_are_found_replayed_and_discarded(desk: Desk) {
         assert_eq!(output.status.code(), Some(1), "{nothing:?}: {}", shown(&output));
     }
     let output = desk.run(&["show", "m1"]);
-    for word in ["m1 in default, handler charge: dead", "{\"a\":1}", "failed    1", "no_such"] {
+    for word in ["m1 in default", "handler   charge: dead, 1 attempt", "{\"a\":1}", "failed  1", "no_such"] {
         assert!(shown(&output).contains(word), "{word}: {}", shown(&output));
     }
-    assert_eq!(desk.json(&["show", "m1", "--json"])[0]["payload"], "{\"a\":1}");
+    assert_eq!(desk.json(&["show", "m1", "--json"])[0]["message"]["payload"], "{\"a\":1}");
     assert_eq!(desk.run(&["show", "nobody"]).status.code(), Some(1));
     let status = &desk.json(&["status", "--json"])[0];
     assert_eq!(

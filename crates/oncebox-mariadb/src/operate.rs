@@ -5,6 +5,7 @@ use oncebox_core::admin::{
     AdminStore, Audit, AuditEntry, DeliveryFilter, Finding, MessageInfo, MessagePage, MessageSearch, Replay,
     ReplayId, ReplayInfo, TokenInfo,
 };
+use oncebox_core::store::{Purged, Retention};
 
 use crate::store::MariaStore;
 
@@ -19,6 +20,10 @@ impl AdminStore for MariaStore {
 
     async fn count_deliveries(&self, filter: &DeliveryFilter, most: u64) -> Result<u64, Error> {
         Box::pin(self.inner.count_deliveries(filter, most)).await
+    }
+
+    async fn purgeable(&self, retention: &Retention) -> Result<Purged, Error> {
+        Box::pin(self.inner.purgeable(retention)).await
     }
 
     async fn findings(&self) -> Result<Vec<Finding>, Error> {

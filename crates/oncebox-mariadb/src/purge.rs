@@ -6,7 +6,7 @@ use oncebox_core::store::{Purged, Retention};
 use sqlx::{MySqlConnection, Row};
 
 use crate::error::Problem;
-use crate::rows::{hex, limit, list, sixteen};
+use crate::rows::{amount, hex, limit, list, sixteen};
 use crate::sql::Statement;
 use crate::store::Inner;
 use crate::tx::{reading, transaction};
@@ -47,6 +47,20 @@ impl Inner {
             more: [ids, messages, discarded, attempts, conflicts, counters, responses, counted]
                 .iter()
                 .any(|count| *count >= full),
+        })
+    }
+
+    pub(crate) async fn purgeable(&self, retention: &Retention) -> Result<Purged, Error> {
+        let (keep, payload) = (micros(retention.keep), micros(retention.payload));
+        reading!(self, |connection| {
+            let query = self.sql.count_purgeable.query(self.shift()).bind(keep).bind(payload);
+            let row = query.fetch_one(&mut *connection).await?;
+            Ok(Purged {
+                ids: amount(&row, 0)?,
+                messages: amount(&row, 1)?,
+                others: amount(&row, 2)?,
+                more: false,
+            })
         })
     }
 

@@ -55,6 +55,20 @@ impl Inner {
         })
     }
 
+    pub(crate) async fn purgeable(&self, retention: &Retention) -> Result<Purged, Error> {
+        let (keep, payload) = (micros(retention.keep), micros(retention.payload));
+        autocommit!(self, |connection| {
+            let query = self.sql.count_purgeable.query().bind(self.shift()).bind(keep).bind(payload);
+            let row = query.fetch_one(&mut *connection).await?;
+            Ok(Purged {
+                ids: amount(&row, 0)?,
+                messages: amount(&row, 1)?,
+                others: amount(&row, 2)?,
+                more: false,
+            })
+        })
+    }
+
     /// Adds up what the function `receive` has counted.
     async fn fold_tally(&self, step: i64) -> Result<u64, Error> {
         autocommit!(self, |connection| {

@@ -33,4 +33,4 @@ pub mod view;
 
 pub use check::{Finding, Report, check};
 pub use config::Config;
-pub use service::{Ended, Started, serve};
+pub use service::{Ended, Started, serve, use_ring};

@@ -56,7 +56,7 @@ pub async fn serve(
 }
 
 /// TLS needs a provider of cryptography for the process; whoever installed one before is left alone.
-pub(crate) fn use_ring() {
+pub fn use_ring() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 

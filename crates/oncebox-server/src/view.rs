@@ -10,11 +10,11 @@ use oncebox::admin::{
     OutboxStatus, Progress, ReplayInfo,
 };
 use oncebox::store::Count;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// Everything on one screen.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
     /// Per handler what waits, retries and is dead.
     pub handlers: Vec<Handler>,
@@ -25,7 +25,7 @@ pub struct Status {
 }
 
 /// A handler and what waits for it.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Handler {
     /// Its name.
     pub handler: String,
@@ -50,7 +50,7 @@ pub struct Handler {
 }
 
 /// What waits for a sink.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Outbox {
     /// The sink; empty for the relay without a name.
     pub sink: String,
@@ -65,7 +65,7 @@ pub struct Outbox {
 }
 
 /// The total of a counter.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Counted {
     /// The handler; empty for the inbox as a whole.
     pub handler: String,
@@ -76,10 +76,27 @@ pub struct Counted {
 }
 
 /// An instant, such as `2026-05-01T12:00:00Z`.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
 #[schema(value_type = String, format = DateTime)]
 pub struct Moment(String);
+
+impl Moment {
+    /// The instant; `None` when another version of the service wrote what this one cannot read.
+    pub fn timestamp(&self) -> Option<Timestamp> {
+        self.0.parse().ok()
+    }
+}
+
+/// To the second, for people.
+impl fmt::Display for Moment {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.timestamp() {
+            Some(at) => write!(formatter, "{at:.0}"),
+            None => write!(formatter, "{}", self.0.escape_debug()),
+        }
+    }
+}
 
 impl From<Timestamp> for Moment {
     fn from(at: Timestamp) -> Self {
@@ -88,7 +105,7 @@ impl From<Timestamp> for Moment {
 }
 
 /// A message, byte by byte.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Message {
     /// The name space of its id.
     pub scope: String,
@@ -110,8 +127,19 @@ pub struct Message {
     pub payload_base64: Option<String>,
 }
 
+impl Message {
+    /// The bytes of its payload; `None` when they are not base64 although they should be.
+    pub fn payload_bytes(&self) -> Option<Vec<u8>> {
+        match (&self.payload, &self.payload_base64) {
+            (Some(text), _) => Some(text.clone().into_bytes()),
+            (None, Some(encoded)) => STANDARD.decode(encoded).ok(),
+            (None, None) => Some(Vec::new()),
+        }
+    }
+}
+
 /// A failed attempt.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Attempt {
     /// Its number, from 1; a replay starts again at 1.
     pub attempt: u32,
@@ -122,7 +150,7 @@ pub struct Attempt {
 }
 
 /// A delivery with its message and every failed attempt.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Delivery {
     /// Its number.
     pub delivery: i64,
@@ -144,7 +172,7 @@ pub struct Delivery {
 }
 
 /// A message with the time at which it came.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Received {
     /// When it came.
     pub received_at: Moment,
@@ -154,7 +182,7 @@ pub struct Received {
 }
 
 /// One message and what became of it.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Whole {
     /// The name space of its id.
     pub scope: String,
@@ -172,7 +200,7 @@ pub struct Whole {
 }
 
 /// How far a handler is with a message.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Progressed {
     /// The handler.
     pub handler: String,
@@ -190,7 +218,7 @@ pub struct Progressed {
 }
 
 /// A replay and how far it is.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Replay {
     /// Its number.
     pub replay: i64,
@@ -212,7 +240,7 @@ pub struct Replay {
 }
 
 /// A change as it was written down before it was made.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Audited {
     /// Its number; a higher one is later.
     pub number: i64,
@@ -305,6 +333,11 @@ pub fn whole(scope: &str, id: &str, one: &MessageInfo) -> Whole {
     }
 }
 
+/// A filter of dead letters in the words of the API, as an object; `{"all":true}` when it has no field that is set.
+pub fn letters(filter: &oncebox::admin::DeliveryFilter) -> String {
+    crate::api::deliveries::described(filter)
+}
+
 /// A replay and how far it is.
 pub fn replay(one: &ReplayInfo) -> Replay {
     Replay {
@@ -384,4 +417,4 @@ macro_rules! as_json {
     )*};
 }
 
-as_json!(Status Delivery Whole Replay Audited);
+as_json!(Status Delivery Received Whole Replay Audited);

@@ -5,6 +5,7 @@ use oncebox_core::admin::{
     AdminStore, Audit, AuditEntry, DeliveryFilter, Finding, MessageInfo, MessagePage, MessageSearch, Replay,
     ReplayId, ReplayInfo, TokenInfo,
 };
+use oncebox_core::store::{Purged, Retention};
 
 use crate::store::SqliteStore;
 
@@ -19,6 +20,10 @@ impl AdminStore for SqliteStore {
 
     async fn count_deliveries(&self, filter: &DeliveryFilter, most: u64) -> Result<u64, Error> {
         self.count_matching(filter, most).await
+    }
+
+    async fn purgeable(&self, retention: &Retention) -> Result<Purged, Error> {
+        self.count_purgeable(retention).await
     }
 
     async fn findings(&self) -> Result<Vec<Finding>, Error> {

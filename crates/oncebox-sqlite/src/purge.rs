@@ -9,7 +9,7 @@ use oncebox_core::store::{Purged, Retention};
 use oncebox_core::{Error, ResponseStore};
 
 use crate::error::classify;
-use crate::rows::{get, limit};
+use crate::rows::{count, get, limit};
 use crate::sql::query;
 use crate::store::SqliteStore;
 use crate::tx::writer::Sync;
@@ -68,6 +68,19 @@ impl SqliteStore {
         purged.others += attempts;
         purged.more |= more;
         Ok(purged)
+    }
+
+    pub(crate) async fn count_purgeable(&self, retention: &Retention) -> Result<Purged, Error> {
+        let row = query(&self.sql.count_purgeable)
+            .bind(self.shift())
+            .bind(micros(retention.keep))
+            .bind(micros(retention.payload))
+            .bind(micros(MINUTES))
+            .fetch_one(&self.pool)
+            .await
+            .map_err(classify)?;
+        let amount = |column| get(&row, column).map(count);
+        Ok(Purged { ids: amount(0)?, messages: amount(1)?, others: amount(2)?, more: false })
     }
 
     async fn purge_log(&self, retention: &Retention, purged: &mut Purged) -> Result<(), Error> {

@@ -96,6 +96,7 @@ statements!(
     add_token,
     audit,
     count_deliveries,
+    count_purgeable,
     paused_sources,
     remove_token,
     set_source_paused,

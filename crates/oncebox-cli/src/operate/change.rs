@@ -1,15 +1,15 @@
-//! `send`, `replay`, `discard`, `pause`, `resume`, `purge`
+//! `send`, `discard`, `pause`, `resume`
 
 use std::io::{IsTerminal, Read, Write};
-use std::time::Duration;
 
 use clap::Args;
+use oncebox::Message;
 use oncebox::admin::{DeliveryFilter, DeliveryState};
-use oncebox::store::{DeliveryId, Retention};
-use oncebox::{Error, Inbox, Message, Received, Store};
+use oncebox::store::DeliveryId;
 
+use super::desk::{COUNTED, Desk, Done, PAGE, Part};
 use super::screen::safe;
-use super::{Filter, duration};
+use super::{Filter, one_or_more};
 
 #[derive(Debug, Args)]
 pub(crate) struct Send {
@@ -23,7 +23,7 @@ pub(crate) struct Send {
     /// The key.
     #[arg(long)]
     key: Option<String>,
-    /// The source whose message it is: the scope of its id.
+    /// The source whose message it is: the scope of its id, and with --server one of its http sources.
     #[arg(long, default_value = "default")]
     source: String,
 }
@@ -39,16 +39,7 @@ pub(crate) struct Which {
     yes: bool,
     /// Only say how many there are.
     #[arg(long)]
-    dry_run: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Replay {
-    #[command(flatten)]
-    which: Which,
-    /// At most this many in a second.
-    #[arg(long, value_parser = rate)]
-    rate: Option<usize>,
+    pub(super) dry_run: bool,
 }
 
 #[derive(Debug, Args)]
@@ -62,21 +53,22 @@ pub(crate) struct Discard {
 
 #[derive(Debug, Args)]
 pub(crate) struct Pause {
-    /// The handler's name.
-    handler: String,
+    /// The name of the handler, or of the source with --source.
+    name: String,
+    /// It is a source.
+    #[arg(long)]
+    source: bool,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct Purge {
-    /// How long a message id still blocks duplicates.
-    #[arg(long, default_value = "14d", value_parser = duration)]
-    keep: Duration,
-    /// How long a message that every handler is done with stays readable.
-    #[arg(long, default_value = "14d", value_parser = duration)]
-    keep_payload: Duration,
+/// Dead letters that a person has agreed to change.
+pub(super) struct Chosen {
+    /// Each is a change of its own.
+    pub(super) filters: Vec<DeliveryFilter>,
+    /// How many letters, as far as they were counted.
+    pub(super) count: u64,
 }
 
-pub(super) async fn send<St: Store>(store: St, send: Send) -> Result<bool, String> {
+pub(super) async fn send(desk: &impl Desk, send: Send) -> Done<bool> {
     let mut payload = Vec::new();
     match send.file.as_deref() {
         None | Some("-") => {
@@ -91,116 +83,104 @@ pub(super) async fn send<St: Store>(store: St, send: Send) -> Result<bool, Strin
         message = message.id(id);
     }
     message.key = send.key;
-    let received =
-        Inbox::new(store).receive(std::slice::from_ref(&message)).await.map_err(|error| error.to_string())?;
-    let word = match received.first() {
-        Some(Received::New) => "new",
-        Some(Received::Duplicate) => "duplicate",
-        _ => "conflict",
-    };
-    println!("{}", serde_json::json!({ "id": message.id, "status": word }));
+    let id = message.id.clone();
+    let word = desk.send(message).await?;
+    println!("{}", serde_json::json!({ "id": id, "status": word }));
     Ok(word != "conflict")
 }
 
-pub(super) async fn replay<St: Store>(store: &St, replay: Replay) -> Result<bool, Error> {
-    let Some(found) = chosen(store, &replay.which, "replay").await? else { return Ok(false) };
-    if replay.which.dry_run {
-        return Ok(true);
+pub(super) async fn discard(desk: &impl Desk, discard: Discard) -> Done<bool> {
+    if !(1..=1000).contains(&discard.reason.chars().count()) {
+        return Err("`--reason` has 1 to 1000 characters".to_owned());
     }
-    let mut done = 0;
-    // In steps, so that a rate can be kept and no statement names too many rows.
-    for (number, part) in found.chunks(replay.rate.unwrap_or(1000)).enumerate() {
-        if number > 0 && replay.rate.is_some() {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        }
-        done += store.replay(&rows(part)).await?;
-    }
-    println!("replayed {done}");
-    Ok(done > 0)
-}
-
-pub(super) async fn discard<St: Store>(store: &St, discard: Discard) -> Result<bool, Error> {
-    let Some(found) = chosen(store, &discard.which, "discard").await? else { return Ok(false) };
+    let Some(chosen) = chosen(desk, &discard.which, "discard").await? else { return Ok(false) };
     if discard.which.dry_run {
         return Ok(true);
     }
     let mut done = 0;
-    for part in found.chunks(1000) {
-        done += store.discard(&rows(part), &discard.reason).await?;
+    for filter in &chosen.filters {
+        done += desk.discard(filter, &discard.reason).await?;
     }
     println!("discarded {done}");
     Ok(done > 0)
 }
 
-pub(super) async fn set_paused<St: Store>(store: &St, which: Pause, paused: bool) -> Result<bool, Error> {
-    if store.set_paused(&which.handler, paused).await? {
-        println!("{} {}", if paused { "paused" } else { "resumed" }, safe(&which.handler));
+pub(super) async fn set_paused(desk: &impl Desk, which: Pause, paused: bool) -> Done<bool> {
+    let name = safe(&which.name);
+    let part = if which.source { Part::Source(&which.name) } else { Part::Handler(&which.name) };
+    if desk.set_paused(part, paused).await? {
+        println!("{} {name}", if paused { "paused" } else { "resumed" });
         return Ok(true);
     }
-    let known: Vec<String> = store.handlers().await?.into_iter().map(|handler| handler.name).collect();
-    eprintln!("the store knows no handler `{}`; it knows: {}", safe(&which.handler), known.join(", "));
+    if which.source {
+        eprintln!("the service has no source `{name}`");
+        return Ok(false);
+    }
+    let known: Vec<String> = desk.status().await?.handlers.iter().map(|one| safe(&one.handler)).collect();
+    eprintln!(
+        "the store knows no handler `{name}`; it knows: {}; say --source for a source",
+        known.join(", ")
+    );
     Ok(false)
 }
 
-pub(super) async fn purge<St: Store>(store: &St, purge: Purge) -> Result<bool, Error> {
-    let retention = Retention { keep: purge.keep, payload: purge.keep_payload, ..Retention::default() };
-    let (mut ids, mut messages, mut others) = (0, 0, 0);
-    loop {
-        let purged = store.purge(&retention).await?;
-        (ids, messages, others) = (ids + purged.ids, messages + purged.messages, others + purged.others);
-        if !purged.more {
-            break;
-        }
-    }
-    println!("removed {ids} ids, {messages} messages, {others} other rows");
-    Ok(true)
-}
-
 /// The dead letters that are meant, once a person has agreed; `None` when there are none or the answer was no.
-async fn chosen<St: Store>(store: &St, which: &Which, what: &str) -> Result<Option<Vec<DeliveryId>>, Error> {
+pub(super) async fn chosen(desk: &impl Desk, which: &Which, what: &str) -> Done<Option<Chosen>> {
     if which.messages.is_empty() && which.filter.is_empty() {
-        return Err(Error::invalid(format!(
+        return Err(format!(
             "nothing is named to {what}: give ids of messages, or a filter such as --handler H (--state dead for all)"
-        )));
+        ));
     }
     if which.filter.state.is_some_and(|state| state != DeliveryState::Dead) {
-        return Err(Error::invalid(format!(
-            "only dead letters can be {what}ed; leave --state out, or say dead"
-        )));
+        return Err(format!("only dead letters can be {what}ed; leave --state out, or say dead"));
     }
-    let mut found = Vec::new();
-    let mut ids: Vec<Option<&String>> = which.messages.iter().map(Some).collect();
-    if ids.is_empty() {
-        ids.push(None);
-    }
-    for id in ids {
-        let mut filter = which.filter.to_delivery_filter().state(DeliveryState::Dead).limit(1000);
-        filter.message_id = id.cloned();
-        loop {
-            let page = store.deliveries(&filter).await?;
-            found.extend(page.iter().map(|delivery| delivery.id));
-            filter.after = page.last().map(|delivery| delivery.id);
-            if page.len() < 1000 {
-                break;
-            }
-        }
-    }
-    if found.is_empty() {
+    let filter = which.filter.to_delivery_filter().state(DeliveryState::Dead);
+    let chosen = if which.messages.is_empty() {
+        let count = desk.count_dead(&filter).await?;
+        Chosen { filters: vec![filter], count }
+    } else {
+        named(desk, &filter, &which.messages).await?
+    };
+    if chosen.count == 0 {
         eprintln!("no dead letter matches");
         return Ok(None);
     }
-    let count = found.len();
-    eprintln!("{count} dead letter{}", if count == 1 { "" } else { "s" });
+    let about = if chosen.count >= COUNTED { "at least " } else { "" };
+    eprintln!("{about}{}", one_or_more(chosen.count, "dead letter", "dead letters"));
     // Those named one by one are meant; a filter may have found more than one thought.
     let ask = which.messages.is_empty() && !which.yes && !which.dry_run;
     if ask && !agreed(what) {
         eprintln!("nothing was changed");
         return Ok(None);
     }
-    Ok(Some(found))
+    Ok(Some(chosen))
 }
 
-fn agreed(what: &str) -> bool {
+/// The dead letters of these messages, as rows: no more than they are now.
+async fn named(desk: &impl Desk, filter: &DeliveryFilter, messages: &[String]) -> Done<Chosen> {
+    let mut rows: Vec<DeliveryId> = Vec::new();
+    for id in messages {
+        let mut filter = filter.clone().message_id(id).limit(PAGE);
+        loop {
+            let page = desk.deliveries(&filter).await?;
+            rows.extend(page.iter().map(|delivery| DeliveryId(delivery.delivery)));
+            filter.after = page.last().map(|delivery| DeliveryId(delivery.delivery));
+            if page.len() < PAGE {
+                break;
+            }
+        }
+    }
+    rows.sort_unstable_by_key(|row| row.0);
+    rows.dedup();
+    let filters = rows.chunks(PAGE).map(|rows| {
+        let mut filter = DeliveryFilter::all().state(DeliveryState::Dead);
+        filter.deliveries = rows.to_vec();
+        filter
+    });
+    Ok(Chosen { filters: filters.collect(), count: rows.len() as u64 })
+}
+
+pub(super) fn agreed(what: &str) -> bool {
     if !std::io::stdin().is_terminal() {
         eprintln!("say --yes to {what} them without being asked");
         return false;
@@ -209,15 +189,4 @@ fn agreed(what: &str) -> bool {
     let _ = std::io::stderr().flush();
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer).is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
-}
-
-fn rows(part: &[DeliveryId]) -> DeliveryFilter {
-    let mut filter = DeliveryFilter::all();
-    filter.deliveries = part.to_vec();
-    filter
-}
-
-fn rate(text: &str) -> Result<usize, String> {
-    let number = text.strip_suffix("/s").unwrap_or(text).parse().ok().filter(|number| *number > 0);
-    number.ok_or_else(|| format!("`{text}`: write how many in a second, as in 100/s"))
 }

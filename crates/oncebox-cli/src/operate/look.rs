@@ -1,12 +1,14 @@
-//! `status`, `list`, `show`
+//! `status`, `list`, `audit`
+
+use std::time::Duration;
 
 use clap::Args;
-use oncebox::admin::{DeliveryFilter, DeliveryInfo};
-use oncebox::{Error, Store};
-use oncebox_server::view;
+use oncebox::store::DeliveryId;
+use oncebox_server::view::Delivery;
 
-use super::Filter;
+use super::desk::{Desk, Done, PAGE};
 use super::screen::{length, safe, short, table};
+use super::{Filter, limit};
 
 #[derive(Debug, Args)]
 pub(crate) struct Status {
@@ -20,36 +22,38 @@ pub(crate) struct List {
     #[command(flatten)]
     filter: Filter,
     /// The most rows.
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value = "100", value_parser = limit)]
     limit: usize,
+    /// Only deliveries after this number: what the list before said.
+    #[arg(long)]
+    after: Option<i64>,
     /// Print a JSON object per line.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Show {
-    /// The message's id.
-    message: String,
-    /// In this scope; in every scope unless set.
+pub(crate) struct Audit {
+    /// The most entries.
+    #[arg(long, default_value = "100", value_parser = limit)]
+    limit: usize,
+    /// Only entries before this number: what the list before said.
     #[arg(long)]
-    scope: Option<String>,
-    /// Print a JSON object per delivery.
+    before: Option<i64>,
+    /// Print a JSON object per line.
     #[arg(long)]
     json: bool,
 }
 
-pub(super) async fn status<St: Store>(store: &St, status: Status) -> Result<bool, Error> {
-    let (handlers, outbox, counts) = (store.handlers().await?, store.outbox().await?, store.counts().await?);
-    if status.json {
-        println!("{}", view::status(&handlers, &outbox, &counts));
+pub(super) async fn status(desk: &impl Desk, options: Status) -> Done<bool> {
+    let status = desk.status().await?;
+    if options.json {
+        println!("{status}");
         return Ok(true);
     }
     let total = |handler: &str, name: &str| {
-        counts
-            .iter()
-            .find(|count| count.handler == handler && count.name == name)
-            .map_or(0, |count| count.value)
+        let own = status.counts.iter().find(|count| count.handler == handler && count.name == name);
+        own.map_or(0, |count| count.value)
     };
     println!(
         "received {}, duplicates {}, conflicts {}, unrouted {}\n",
@@ -58,16 +62,16 @@ pub(super) async fn status<St: Store>(store: &St, status: Status) -> Result<bool
         total("", "conflict"),
         total("", "unrouted")
     );
-    let rows: Vec<Vec<String>> = handlers
+    let rows: Vec<Vec<String>> = status
+        .handlers
         .iter()
         .map(|one| {
             let about = if one.waiting_is_exact { "" } else { "~" };
-            let name = if one.paused { format!("{} (paused)", one.name) } else { one.name.clone() };
+            let name = if one.paused { format!("{} (paused)", one.handler) } else { one.handler.clone() };
             let numbers = [one.retrying, one.held, one.scheduled, one.dead];
-            let mut row =
-                vec![safe(&name), format!("{about}{}", one.waiting), one.lag.map_or("-".to_owned(), length)];
+            let mut row = vec![safe(&name), format!("{about}{}", one.waiting), lag(one.lag_seconds)];
             row.extend(numbers.iter().map(u64::to_string));
-            row.push(total(&one.name, "done").to_string());
+            row.push(total(&one.handler, "done").to_string());
             row
         })
         .collect();
@@ -75,18 +79,14 @@ pub(super) async fn status<St: Store>(store: &St, status: Status) -> Result<bool
         "{}",
         table(&["HANDLER", "WAITING", "LAG", "RETRYING", "HELD", "SCHEDULED", "DEAD", "DONE"], &rows)
     );
-    if !outbox.is_empty() {
-        let rows: Vec<Vec<String>> = outbox
+    if !status.outbox.is_empty() {
+        let rows: Vec<Vec<String>> = status
+            .outbox
             .iter()
             .map(|one| {
-                let lag = one.lag.map_or("-".to_owned(), length);
-                vec![
-                    safe(&one.sink),
-                    one.waiting.to_string(),
-                    lag,
-                    one.retrying.to_string(),
-                    one.dead.to_string(),
-                ]
+                let numbers = [one.retrying, one.dead].map(|number| number.to_string());
+                [vec![safe(&one.sink), one.waiting.to_string(), lag(one.lag_seconds)], numbers.to_vec()]
+                    .concat()
             })
             .collect();
         print!("\n{}", table(&["SINK", "WAITING", "LAG", "RETRYING", "DEAD"], &rows));
@@ -94,87 +94,89 @@ pub(super) async fn status<St: Store>(store: &St, status: Status) -> Result<bool
     Ok(true)
 }
 
-pub(super) async fn list<St: Store>(store: &St, list: List) -> Result<bool, Error> {
-    let found = store.deliveries(&list.filter.to_delivery_filter().limit(list.limit)).await?;
+fn lag(seconds: Option<f64>) -> String {
+    let lag = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    lag.map_or("-".to_owned(), length)
+}
+
+pub(super) async fn list(desk: &impl Desk, list: List) -> Done<bool> {
+    let mut filter = list.filter.to_delivery_filter();
+    filter.after = list.after.map(DeliveryId);
+    let mut found: Vec<Delivery> = Vec::new();
+    while found.len() < list.limit {
+        let wanted = (list.limit - found.len()).min(PAGE);
+        filter.limit = Some(wanted);
+        let page = desk.deliveries(&filter).await?;
+        let is_last = page.len() < wanted;
+        found.extend(page);
+        filter.after = found.last().map(|last| DeliveryId(last.delivery));
+        if is_last {
+            break;
+        }
+    }
     if list.json {
         for delivery in &found {
-            println!("{}", view::delivery(delivery));
+            println!("{delivery}");
         }
-        return Ok(!found.is_empty());
-    }
-    let rows: Vec<Vec<String>> = found
-        .iter()
-        .map(|one| {
-            let error = one.history.last().map_or(String::new(), |attempt| short(&attempt.error, 60));
-            vec![
-                short(&one.message.id, 40),
-                safe(&one.handler),
-                one.state.as_str().to_owned(),
-                one.attempts.to_string(),
-                safe(&one.message.kind),
-                format!("{:.0}", one.received_at),
-                error,
-            ]
-        })
-        .collect();
-    if found.is_empty() {
-        eprintln!("no delivery matches");
-        return Ok(false);
-    }
-    print!(
-        "{}",
-        table(&["MESSAGE", "HANDLER", "STATE", "ATTEMPTS", "KIND", "RECEIVED", "LAST ERROR"], &rows)
-    );
-    if found.len() == list.limit {
-        eprintln!("the first {}; there may be more (--limit)", list.limit);
-    }
-    Ok(true)
-}
-
-pub(super) async fn show<St: Store>(store: &St, show: Show) -> Result<bool, Error> {
-    let mut filter = DeliveryFilter::all().message_id(&show.message);
-    filter.scope = show.scope.clone();
-    let found = store.deliveries(&filter).await?;
-    if found.is_empty() {
-        eprintln!(
-            "no delivery of message `{}` has a row of its own: it is done, waits for its first attempt, or was never received",
-            safe(&show.message)
+    } else if found.is_empty() {
+        eprintln!("no delivery matches; what is done has no row left: see `oncebox search`");
+    } else {
+        let rows: Vec<Vec<String>> = found.iter().map(row).collect();
+        print!(
+            "{}",
+            table(&["MESSAGE", "HANDLER", "STATE", "ATTEMPTS", "KIND", "RECEIVED", "LAST ERROR"], &rows)
         );
-        return Ok(false);
     }
-    for delivery in &found {
-        if show.json {
-            println!("{}", view::delivery(delivery));
-        } else {
-            print_whole(delivery);
-        }
+    if let Some(last) = found.last().filter(|_| found.len() == list.limit) {
+        eprintln!("the first {}; there may be more: go on with --after {}", list.limit, last.delivery);
     }
-    Ok(true)
+    Ok(!found.is_empty())
 }
 
-fn print_whole(one: &DeliveryInfo) {
-    let message = &one.message;
-    println!(
-        "{} in {}, handler {}: {}",
-        safe(&message.id),
-        safe(&message.scope),
+fn row(one: &Delivery) -> Vec<String> {
+    let error = one.history.last().map_or(String::new(), |attempt| short(&attempt.error, 60));
+    vec![
+        short(&one.message.id, 40),
         safe(&one.handler),
-        one.state.as_str()
-    );
-    println!("  kind      {}", safe(&message.kind));
-    if let Some(key) = &message.key {
-        println!("  key       {}", safe(key));
+        safe(&one.state),
+        one.attempts.to_string(),
+        safe(&one.message.kind),
+        one.received_at.to_string(),
+        error,
+    ]
+}
+
+pub(super) async fn audit(desk: &impl Desk, audit: Audit) -> Done<bool> {
+    let mut found = Vec::new();
+    let mut before = audit.before;
+    while found.len() < audit.limit {
+        let wanted = (audit.limit - found.len()).min(PAGE);
+        let page = desk.audit(before, wanted).await?;
+        let is_last = page.len() < wanted;
+        before = page.last().map(|last| last.number);
+        found.extend(page);
+        if is_last {
+            break;
+        }
     }
-    println!("  received  {:.0}", one.received_at);
-    println!("  attempts  {}, due {:.0}", one.attempts, one.due_at);
-    for (name, value) in message.headers.iter() {
-        println!("  header    {}: {}", safe(name), safe(&String::from_utf8_lossy(value)));
+    if audit.json {
+        for entry in &found {
+            println!("{entry}");
+        }
+    } else if found.is_empty() {
+        eprintln!("nothing was changed yet");
+    } else {
+        let rows: Vec<Vec<String>> = found
+            .iter()
+            .map(|one| {
+                let texts = [&one.actor, &one.action, &one.target, &one.details].map(|text| short(text, 80));
+                [vec![one.number.to_string(), one.at.to_string()], texts.to_vec()].concat()
+            })
+            .collect();
+        print!("{}", table(&["NUMBER", "AT", "ACTOR", "ACTION", "TARGET", "DETAILS"], &rows));
     }
-    for attempt in &one.history {
-        println!("  failed    {} {:.0}: {}", attempt.attempt, attempt.at, safe(&attempt.error));
+    if let Some(last) = found.last().filter(|_| found.len() == audit.limit) {
+        eprintln!("the newest {}; there may be more: go on with --before {}", audit.limit, last.number);
     }
-    match std::str::from_utf8(&message.payload) {
-        Ok(text) => println!("  payload   {}", safe(text)),
-        Err(_) => println!("  payload   {} bytes that are no text (see --json)", message.payload.len()),
-    }
+    Ok(!found.is_empty())
 }

@@ -1,7 +1,14 @@
-//! What the person on call does: look, replay, discard, pause. Works on the store itself, with or without a service.
+//! What the person on call does: look, replay, discard, pause. Works on the store itself, with or without a service, or
+//! through a service.
 
 mod change;
+mod desk;
+mod doctor;
+mod find;
 mod look;
+mod open;
+mod purge;
+mod replay;
 mod screen;
 mod token;
 
@@ -10,24 +17,38 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use oncebox::admin::{AdminStore, DeliveryFilter, DeliveryState};
-use oncebox::{MariaStore, PgStore, SqliteStore};
-use sqlx::mysql::MySqlPoolOptions;
-use sqlx::postgres::PgPoolOptions;
 
-use crate::target::Place;
+use desk::{Desk, Done, Server, StoreDesk};
+use open::{OnStore, open};
 
-/// How long a server may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The store that is meant unless one is named.
+const STORE: &str = "sqlite:oncebox.db";
+
+/// Where the token is, so that it stands in no list of processes.
+const TOKEN_VARIABLE: &str = "ONCEBOX_TOKEN";
 
 /// Where the store is.
 #[derive(Debug, Args)]
-pub(crate) struct Target {
-    /// The store: `sqlite:FILE`, `postgres://…` or `mysql://…`.
-    #[arg(long, global = true, default_value = "sqlite:oncebox.db")]
-    store: String,
+pub(crate) struct StoreTarget {
+    /// The store: `sqlite:FILE`, `postgres://…` or `mysql://…`; `sqlite:oncebox.db` unless set.
+    #[arg(long, global = true)]
+    store: Option<String>,
     /// The schema on Postgres and MariaDB; the beginning of the tables' names on SQLite.
     #[arg(long, global = true)]
     schema: Option<String>,
+}
+
+/// Where the store is, or a service on it.
+#[derive(Debug, Args)]
+pub(crate) struct Target {
+    #[command(flatten)]
+    store: StoreTarget,
+    /// A running service instead of the store: its address, as in http://127.0.0.1:8420.
+    #[arg(long)]
+    server: Option<String>,
+    /// A token for the service; better in the variable ONCEBOX_TOKEN, where no list of processes shows it.
+    #[arg(long, requires = "server")]
+    token: Option<String>,
 }
 
 /// The commands themselves; see `main.rs` for how they are called.
@@ -37,25 +58,31 @@ pub(crate) enum Operation {
     Status(On<look::Status>),
     /// Deliveries that have a row of their own: retrying, held, scheduled, dead, discarded.
     List(On<look::List>),
-    /// A message with its payload, headers and every failed attempt, per handler.
-    Show(On<look::Show>),
+    /// Messages in the log, whatever became of them, newest first.
+    Search(On<find::Search>),
+    /// A message with its payload, headers, and per handler how far it is with every failed attempt.
+    Show(On<find::Show>),
     /// Put a message into the inbox.
     Send(On<change::Send>),
     /// Let dead letters run again.
-    Replay(On<change::Replay>),
+    Replay(On<replay::Replay>),
     /// Give dead letters up for good, with a reason.
     Discard(On<change::Discard>),
-    /// Let a handler take nothing more, in every process.
+    /// Let a handler or a source take nothing more, in every process.
     Pause(On<change::Pause>),
-    /// Let a paused handler go on.
+    /// Let a paused handler or source go on.
     Resume(On<change::Pause>),
+    /// Who changed what, newest first.
+    Audit(On<look::Audit>),
     /// Remove now what is done and old enough; the runners do it by themselves as well.
-    Purge(On<change::Purge>),
+    Purge(OnOnly<purge::Purge>),
     /// Tokens for a service on this store: make, list, revoke.
-    Token(On<token::Token>),
+    Token(OnOnly<token::Token>),
+    /// What is wrong with a store and the service on it, worst first, each with its remedy.
+    Doctor(doctor::Doctor),
 }
 
-/// A command and the store it works on.
+/// A command and where it works.
 #[derive(Debug, Args)]
 pub(crate) struct On<T: Args> {
     #[command(flatten)]
@@ -64,20 +91,91 @@ pub(crate) struct On<T: Args> {
     target: Target,
 }
 
+/// A command that works on the store only.
+#[derive(Debug, Args)]
+pub(crate) struct OnOnly<T: Args> {
+    #[command(flatten)]
+    own: T,
+    #[command(flatten)]
+    target: StoreTarget,
+}
+
 impl Operation {
-    fn target(&self) -> &Target {
-        match self {
-            Self::Status(on) => &on.target,
-            Self::List(on) => &on.target,
-            Self::Show(on) => &on.target,
-            Self::Send(on) => &on.target,
-            Self::Replay(on) => &on.target,
-            Self::Discard(on) => &on.target,
-            Self::Pause(on) | Self::Resume(on) => &on.target,
+    fn store(&self) -> (Option<&str>, Option<&str>) {
+        let target = match self {
             Self::Purge(on) => &on.target,
             Self::Token(on) => &on.target,
+            other => match other.target() {
+                Some(target) => &target.store,
+                None => return (None, None),
+            },
+        };
+        (target.store.as_deref(), target.schema.as_deref())
+    }
+
+    /// `None` for commands that work on the store only.
+    fn target(&self) -> Option<&Target> {
+        match self {
+            Self::Status(on) => Some(&on.target),
+            Self::List(on) => Some(&on.target),
+            Self::Search(on) => Some(&on.target),
+            Self::Show(on) => Some(&on.target),
+            Self::Send(on) => Some(&on.target),
+            Self::Replay(on) => Some(&on.target),
+            Self::Discard(on) => Some(&on.target),
+            Self::Pause(on) | Self::Resume(on) => Some(&on.target),
+            Self::Audit(on) => Some(&on.target),
+            Self::Purge(_) | Self::Token(_) | Self::Doctor(_) => None,
         }
     }
+
+    /// Does what works at any desk.
+    async fn at(self, desk: &impl Desk) -> Done<bool> {
+        match self {
+            Self::Status(status) => look::status(desk, status.own).await,
+            Self::List(list) => look::list(desk, list.own).await,
+            Self::Search(search) => find::search(desk, search.own).await,
+            Self::Show(show) => find::show(desk, show.own).await,
+            Self::Send(send) => change::send(desk, send.own).await,
+            Self::Replay(replay) => replay::replay(desk, replay.own).await,
+            Self::Discard(discard) => change::discard(desk, discard.own).await,
+            Self::Pause(pause) => change::set_paused(desk, pause.own, true).await,
+            Self::Resume(resume) => change::set_paused(desk, resume.own, false).await,
+            Self::Audit(audit) => look::audit(desk, audit.own).await,
+            Self::Purge(_) | Self::Token(_) | Self::Doctor(_) => {
+                Err("this command works on the store itself; give --store".to_owned())
+            }
+        }
+    }
+}
+
+impl OnStore for Operation {
+    async fn run<St: AdminStore>(self, store: St) -> Result<bool, String> {
+        match self {
+            Self::Purge(purge) => purge::purge(&store, purge.own).await.map_err(|error| error.to_string()),
+            Self::Token(token) => token::token(&store, token.own).await.map_err(|error| error.to_string()),
+            other => other.at(&StoreDesk::new(store)).await,
+        }
+    }
+}
+
+pub(crate) async fn operate(operation: Operation) -> Result<bool, String> {
+    let operation = match operation {
+        Operation::Doctor(options) => return doctor::doctor(options).await,
+        other => other,
+    };
+    if let Some((url, token)) =
+        operation.target().and_then(|target| Some((target.server.clone()?, target.token.clone())))
+    {
+        if operation.store() != (None, None) {
+            return Err("`--store` and `--server` name two places; leave one of them out".to_owned());
+        }
+        let token = token.or_else(|| std::env::var(TOKEN_VARIABLE).ok()).filter(|token| !token.is_empty());
+        return operation.at(&Server::new(&url, token)?).await;
+    }
+    let (url, schema) = operation.store();
+    let (url, schema) = (url.unwrap_or(STORE).to_owned(), schema.map(str::to_owned));
+    open(&url, schema.as_deref(), operation).await
 }
 
 /// Which deliveries are meant.
@@ -98,9 +196,12 @@ pub(crate) struct Filter {
     /// Of messages in this scope.
     #[arg(long)]
     scope: Option<String>,
-    /// Of messages received within this time: 30s, 15m, 1h, 7d.
-    #[arg(long, value_parser = duration)]
-    since: Option<Duration>,
+    /// Of messages received within this time: 30s, 15m, 1h, 7d; or since an instant: 2026-05-01T00:00:00Z.
+    #[arg(long, value_parser = when)]
+    since: Option<Timestamp>,
+    /// Of messages received before that: 1h ago, or an instant.
+    #[arg(long, value_parser = when)]
+    until: Option<Timestamp>,
     /// Whose last error contains this text.
     #[arg(long)]
     error: Option<String>,
@@ -115,68 +216,15 @@ impl Filter {
         filter.key = self.key.clone();
         filter.scope = self.scope.clone();
         filter.error = self.error.clone();
-        filter.since = self.since.and_then(|ago| Timestamp::now().checked_sub(ago).ok());
+        (filter.since, filter.until) = (self.since, self.until);
         filter
     }
 
     fn is_empty(&self) -> bool {
-        let Self { handler, state, kind, key, scope, since, error } = self;
+        let Self { handler, state, kind, key, scope, since, until, error } = self;
         let texts = [handler, kind, key, scope, error];
-        texts.iter().all(|text| text.is_none()) && state.is_none() && since.is_none()
+        texts.iter().all(|text| text.is_none()) && state.is_none() && since.is_none() && until.is_none()
     }
-}
-
-pub(crate) async fn operate(operation: Operation) -> Result<bool, String> {
-    let target = operation.target();
-    let place = Place { url: target.store.clone(), schema: String::new() };
-    place.check()?;
-    let told = |error: oncebox::Error| error.to_string();
-    if place.is_postgres() {
-        let pool = PgPoolOptions::new().max_connections(2).acquire_timeout(PATIENCE).connect(&place.url);
-        let pool = pool.await.map_err(|error| format!("Postgres cannot be reached: {error}"))?;
-        let store = PgStore::new(pool);
-        let store = match &target.schema {
-            Some(schema) => store.schema(schema).map_err(told)?,
-            None => store,
-        };
-        return on_store(store, operation).await;
-    }
-    if place.is_mariadb() {
-        let pool = MySqlPoolOptions::new().max_connections(2).acquire_timeout(PATIENCE).connect(&place.url);
-        let pool = pool.await.map_err(|error| format!("MariaDB cannot be reached: {error}"))?;
-        let store = MariaStore::new(pool);
-        let store = match &target.schema {
-            Some(schema) => store.schema(schema).map_err(told)?,
-            None => store,
-        };
-        return on_store(store, operation).await;
-    }
-    let file = place.url.trim_start_matches("sqlite:").trim_start_matches("//");
-    if !std::path::Path::new(file.split('?').next().unwrap_or_default()).exists() {
-        return Err(format!("there is no file `{file}`; name the store with `--store sqlite:FILE`"));
-    }
-    let store = SqliteStore::open(file).await.map_err(told)?;
-    let store = match &target.schema {
-        Some(prefix) => store.prefix(prefix).map_err(told)?,
-        None => store,
-    };
-    on_store(store, operation).await
-}
-
-async fn on_store<St: AdminStore>(store: St, operation: Operation) -> Result<bool, String> {
-    let done = match operation {
-        Operation::Status(status) => look::status(&store, status.own).await,
-        Operation::List(list) => look::list(&store, list.own).await,
-        Operation::Show(show) => look::show(&store, show.own).await,
-        Operation::Send(send) => return change::send(store, send.own).await,
-        Operation::Replay(replay) => change::replay(&store, replay.own).await,
-        Operation::Discard(discard) => change::discard(&store, discard.own).await,
-        Operation::Pause(pause) => change::set_paused(&store, pause.own, true).await,
-        Operation::Resume(resume) => change::set_paused(&store, resume.own, false).await,
-        Operation::Purge(purge) => change::purge(&store, purge.own).await,
-        Operation::Token(token) => token::token(&store, token.own).await,
-    };
-    done.map_err(|error| error.to_string())
 }
 
 fn state(text: &str) -> Result<DeliveryState, String> {
@@ -184,8 +232,23 @@ fn state(text: &str) -> Result<DeliveryState, String> {
     let all = [Waiting, Retrying, Held, Scheduled, Dead, Discarded];
     all.into_iter().find(|state| state.as_str() == text).ok_or_else(|| {
         let words: Vec<&str> = all.iter().map(|state| state.as_str()).collect();
-        format!("use one of {}", words.join(", "))
+        let done = if text == "done" { " (what is done has no row left: see `oncebox search`)" } else { "" };
+        format!("use one of {}{done}", words.join(", "))
     })
+}
+
+/// So long ago, or an instant.
+fn when(text: &str) -> Result<Timestamp, String> {
+    if let Ok(instant) = text.parse() {
+        return Ok(instant);
+    }
+    let wrong = || {
+        format!(
+            "`{text}`: write how long ago, as in 1h (s, m, h, d), or an instant, as in 2026-05-01T00:00:00Z"
+        )
+    };
+    let ago = duration(text).map_err(|_| wrong())?;
+    Timestamp::now().checked_sub(ago).map_err(|_| wrong())
 }
 
 /// A whole number and s, m, h or d.
@@ -201,4 +264,13 @@ fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err(wrong()),
     };
     number.checked_mul(seconds).map(Duration::from_secs).ok_or_else(wrong)
+}
+
+/// How many rows a command shows.
+fn limit(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|limit| *limit > 0).ok_or_else(|| "write a whole number from 1 on".to_owned())
+}
+
+fn one_or_more(count: u64, one: &str, more: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { more })
 }

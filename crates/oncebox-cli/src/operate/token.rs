@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use oncebox::Error;
-use oncebox::admin::{AdminStore, Audit, Role, TokenInfo};
+use oncebox::admin::{AdminStore, Role, TokenInfo};
 use oncebox_server::token;
 use serde_json::json;
 
+use super::desk::change;
 use super::duration;
 use super::screen::{safe, table};
 
@@ -109,15 +110,6 @@ async fn revoke<St: AdminStore>(store: &St, name: &str) -> Result<bool, Error> {
     let removed = store.remove_token(name).await?;
     println!("revoked {}", safe(name));
     Ok(removed)
-}
-
-/// A change by whoever runs this command.
-fn change(action: &str, target: &str, details: String) -> Audit {
-    let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-    let user = variable("USER").or_else(|| variable("LOGNAME")).unwrap_or_else(|| "somebody".to_owned());
-    let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let actor = format!("{user}@{}", machine.trim());
-    Audit { actor, action: action.to_owned(), target: target.to_owned(), details }
 }
 
 fn role(text: &str) -> Result<Role, String> {

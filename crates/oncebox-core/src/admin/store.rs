@@ -7,7 +7,7 @@ use super::{
     ReplayInfo, TokenInfo,
 };
 use crate::error::Error;
-use crate::store::Store;
+use crate::store::{Purged, Retention, Store};
 
 /// A store that can be searched, audited and examined. All three stores of Oncebox can.
 pub trait AdminStore: Store {
@@ -30,6 +30,10 @@ pub trait AdminStore: Store {
         filter: &DeliveryFilter,
         most: u64,
     ) -> impl Future<Output = Result<u64, Error>> + Send;
+
+    /// What a purge to its end would remove by now; `more` is false. Reads whole tables, so it is for a person who asks
+    /// before a purge, and for nothing that is repeated.
+    fn purgeable(&self, retention: &Retention) -> impl Future<Output = Result<Purged, Error>> + Send;
 
     /// What is wrong with the database: settings, clock, stuck deliveries, bloat, old transactions.
     ///

@@ -5,7 +5,7 @@
 pub(crate) mod answer;
 mod ask;
 mod audit;
-mod deliveries;
+pub(crate) mod deliveries;
 pub(crate) mod events;
 pub(crate) mod guard;
 mod handlers;

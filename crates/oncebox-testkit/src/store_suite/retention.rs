@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncebox_core::admin::{DeliveryFilter, DeliveryState};
+use oncebox_core::admin::{AdminStore, DeliveryFilter, DeliveryState};
 use oncebox_core::store::{Purged, Retention};
 use oncebox_core::{Failure, Inbox, Message, Received, Store};
 
@@ -15,14 +15,17 @@ use crate::subject::{Subject, TxOf, recording};
 const SECOND: Duration = Duration::from_secs(1);
 const KEEP: Retention = Retention { keep: HOUR, payload: HOUR, step: 1000 };
 
-/// Purges until nothing is left to do.
-async fn purge<St: Store>(store: &St, retention: Retention) -> Purged {
+/// Purges until nothing is left to do. What was foretold is what goes.
+async fn purge<St: AdminStore>(store: &St, retention: Retention) -> Purged {
     let mut all = Purged::default();
+    let foretold = store.purgeable(&retention).await.unwrap();
     loop {
         let step = store.purge(&retention).await.unwrap();
         all.ids += step.ids;
         all.messages += step.messages;
+        all.others += step.others;
         if !step.more {
+            assert_eq!(all, foretold);
             return all;
         }
     }

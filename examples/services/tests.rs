@@ -23,6 +23,23 @@ async fn killed_again_and_again_with_rabbitmq_between_them() {
     within_deadline(each_order_is_charged_once("rabbitmq", &server.url())).await;
 }
 
+#[cfg(feature = "nats")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_again_and_again_with_nats_between_them() {
+    let Some(server) = started(xtask::nats::PrivateNats::start()) else { return };
+    within_deadline(each_order_is_charged_once("nats", &server.url())).await;
+}
+
+#[cfg(feature = "kafka")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_again_and_again_with_kafka_between_them() {
+    // Tansu takes long to build, so only the slow tests insist on it.
+    let server = xtask::tansu::PrivateTansu::start();
+    let Some(server) = xtask::server::if_installed(server, xtask::steps::ALL_VARIABLE) else { return };
+    server.create_topic("orders", 3).unwrap();
+    within_deadline(each_order_is_charged_once("kafka", &server.url())).await;
+}
+
 /// A server for the test; `None` when it is not installed.
 fn started<T>(server: std::io::Result<T>) -> Option<T> {
     xtask::server::if_installed(server, xtask::steps::BROKERS_VARIABLE)

@@ -122,10 +122,11 @@ impl Broker for Kafka {
     }
 
     fn source(address: &str) -> Result<Self::Source, Error> {
-        // A killed member keeps its partitions until the group has missed it for so long; 45 s unless set. Six seconds
-        // is the shortest that a Kafka broker takes unless told otherwise.
+        // Billing has one process, which comes back under its own name. A member that is killed and has none keeps its
+        // partitions until the group has missed it for the session's time; six seconds is the shortest Kafka takes.
         let config = oncebox::kafka::KafkaSourceConfig::new(address, ORDERS)
             .group(BILLING)
+            .property("group.instance.id", "billing-1")
             .property("session.timeout.ms", "6000")
             .property("heartbeat.interval.ms", "1000");
         oncebox::KafkaSource::new(ORDERS, config)

@@ -18,6 +18,10 @@
 //! cargo run -p oncebox-services --bin shop -- rabbitmq amqp://localhost postgres://localhost/shop 1000
 //! ```
 //!
+//! Instead of `rabbitmq amqp://localhost` write `nats nats://localhost`, or `kafka localhost:9092` with `--features kafka`
+//! (Kafka's client is in C and takes long to build). Start billing first: it makes the queue or the stream. Kafka's topic
+//! `orders` you make yourself, with as many partitions as you like.
+//!
 //! Which broker it is hides behind [`Broker`]: a broker is the two functions that make its sink and its source. To add
 //! one, implement it, and name it in [`with_broker!`].
 
@@ -26,6 +30,9 @@ use serde::{Deserialize, Serialize};
 
 /// The name of the queue, topic or stream between the services, and of billing's source.
 pub const ORDERS: &str = "orders";
+/// The name under which billing reads, for brokers that want one.
+#[cfg(any(feature = "kafka", feature = "nats"))]
+const BILLING: &str = "billing";
 /// The kind of the messages.
 pub const ORDER_PLACED: &str = "order.placed";
 
@@ -48,7 +55,7 @@ pub trait Broker {
     /// The shop's end.
     fn sink(address: &str) -> Result<Self::Sink, Error>;
 
-    /// Billing's end; creates what the broker needs when it is not there.
+    /// Billing's end; creates the queue or the stream when it is not there.
     fn source(address: &str) -> Result<Self::Source, Error>;
 }
 
@@ -76,6 +83,56 @@ impl Broker for Rabbitmq {
     }
 }
 
+/// A stream with one subject, and a durable consumer for billing.
+#[cfg(feature = "nats")]
+#[derive(Debug)]
+pub struct Nats;
+
+#[cfg(feature = "nats")]
+impl Broker for Nats {
+    type Sink = oncebox::NatsSink;
+    type Source = oncebox::NatsSource;
+
+    fn sink(address: &str) -> Result<Self::Sink, Error> {
+        // Until billing has created the stream, no message counts as sent.
+        oncebox::NatsSink::new(oncebox::nats::NatsSinkConfig::new(address).subject(ORDERS).stream(ORDERS))
+    }
+
+    fn source(address: &str) -> Result<Self::Source, Error> {
+        // What a killed billing held comes again after this; 30 s unless set.
+        let config = oncebox::nats::NatsSourceConfig::new(address, ORDERS, BILLING)
+            .create([ORDERS])
+            .ack_wait(std::time::Duration::from_secs(3));
+        oncebox::NatsSource::new(ORDERS, config)
+    }
+}
+
+/// A topic, and a consumer group for billing. The topic must be there.
+#[cfg(feature = "kafka")]
+#[derive(Debug)]
+pub struct Kafka;
+
+#[cfg(feature = "kafka")]
+impl Broker for Kafka {
+    type Sink = oncebox::KafkaSink;
+    type Source = oncebox::KafkaSource;
+
+    fn sink(address: &str) -> Result<Self::Sink, Error> {
+        oncebox::KafkaSink::new(oncebox::kafka::KafkaSinkConfig::new(address, ORDERS))
+    }
+
+    fn source(address: &str) -> Result<Self::Source, Error> {
+        // Billing has one process, which comes back under its own name. A member that is killed and has none keeps its
+        // partitions until the group has missed it for the session's time; six seconds is the shortest Kafka takes.
+        let config = oncebox::kafka::KafkaSourceConfig::new(address, ORDERS)
+            .group(BILLING)
+            .property("group.instance.id", "billing-1")
+            .property("session.timeout.ms", "6000")
+            .property("heartbeat.interval.ms", "1000");
+        oncebox::KafkaSource::new(ORDERS, config)
+    }
+}
+
 /// Calls a function that is generic over [`Broker`] with the broker of this name.
 ///
 /// Evaluates to an error when no broker of this name was compiled in.
@@ -85,6 +142,10 @@ macro_rules! with_broker {
         match $name {
             #[cfg(feature = "rabbitmq")]
             "rabbitmq" => $function::<$crate::Rabbitmq>($($argument),*).await,
+            #[cfg(feature = "nats")]
+            "nats" => $function::<$crate::Nats>($($argument),*).await,
+            #[cfg(feature = "kafka")]
+            "kafka" => $function::<$crate::Kafka>($($argument),*).await,
             other => Err(format!("no broker `{other}`; compile with its feature").into()),
         }
     };

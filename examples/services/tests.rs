@@ -13,14 +13,31 @@ use sqlx::{PgPool, SqlitePool};
 use xtask::postgres::PrivatePostgres;
 
 const ORDERS: i64 = 2000;
-/// Of each service.
-const KILLS: i64 = 10;
+const SHOP_KILLS: i64 = 10;
 
 #[cfg(feature = "rabbitmq")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_again_and_again_with_rabbitmq_between_them() {
     let Some(server) = started(xtask::rabbitmq::PrivateRabbitmq::start()) else { return };
-    within_deadline(each_order_is_charged_once("rabbitmq", &server.url())).await;
+    within_deadline(each_order_is_charged_once("rabbitmq", &server.url(), 10)).await;
+}
+
+#[cfg(feature = "nats")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_again_and_again_with_nats_between_them() {
+    let Some(server) = started(xtask::nats::PrivateNats::start()) else { return };
+    within_deadline(each_order_is_charged_once("nats", &server.url(), 10)).await;
+}
+
+#[cfg(feature = "kafka")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_again_and_again_with_kafka_between_them() {
+    // Tansu takes long to build, so only the slow tests insist on it.
+    let server = xtask::tansu::PrivateTansu::start();
+    let Some(server) = xtask::server::if_installed(server, xtask::steps::ALL_VARIABLE) else { return };
+    server.create_topic("orders", 3).unwrap();
+    // Each time the group has to miss billing for six seconds, so it is killed less often.
+    within_deadline(each_order_is_charged_once("kafka", &server.url(), 5)).await;
 }
 
 /// A server for the test; `None` when it is not installed.
@@ -28,7 +45,8 @@ fn started<T>(server: std::io::Result<T>) -> Option<T> {
     xtask::server::if_installed(server, xtask::steps::BROKERS_VARIABLE)
 }
 
-async fn each_order_is_charged_once(broker: &str, address: &str) {
+/// Billing is killed so many times, the shop ten times.
+async fn each_order_is_charged_once(broker: &str, address: &str, billing_kills: i64) {
     let Some(postgres) = started(PrivatePostgres::start()) else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("billing.db");
@@ -44,8 +62,8 @@ async fn each_order_is_charged_once(broker: &str, address: &str) {
     // Each in the middle of its work: the shop while it places orders, billing while they come in. What a killed relay
     // had taken is sent by its successor after half a minute, so most of the time here is spent waiting for that.
     let (_shop, _billing) = tokio::join!(
-        kill_again_and_again(shop, start_shop, || count_placed(&shops)),
-        kill_again_and_again(billing, start_billing, || count_charged(&charges)),
+        kill_again_and_again(SHOP_KILLS, shop, start_shop, || count_placed(&shops)),
+        kill_again_and_again(billing_kills, billing, start_billing, || count_charged(&charges)),
     );
     until("every order is charged", || async { count_charged(&charges).await >= ORDERS }).await;
     until("the outbox is empty", || async {
@@ -92,14 +110,15 @@ async fn count_placed(shops: &PgPool) -> i64 {
 
 /// Kills a service whenever it has done some more, and starts it again.
 async fn kill_again_and_again<Fut: Future<Output = i64>>(
+    kills: i64,
     mut service: Service,
     start: impl Fn() -> Service,
     done: impl Fn() -> Fut,
 ) -> Service {
-    for kill in 1..=KILLS {
+    for kill in 1..=kills {
         until("the service has done more", || async {
             assert!(service.is_running(), "a service ended by itself");
-            done().await >= kill * ORDERS / (KILLS + 1)
+            done().await >= kill * ORDERS / (kills + 1)
         })
         .await;
         service.kill();

@@ -1,7 +1,5 @@
 //! `oncebox bench --source`: every figure is there, nothing stays behind on the broker, and errors say what to do.
 
-#![allow(clippy::print_stderr)]
-
 use std::process::{Command, Output};
 
 fn bench(source: &str) -> Output {
@@ -15,25 +13,15 @@ fn error_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-#[cfg(feature = "nats")]
-#[test]
-fn every_figure_of_a_broker_is_positive() {
-    use std::io::ErrorKind;
-
+/// Runs it, and checks that each figure is there.
+#[cfg(any(feature = "amqp1", feature = "mqtt", feature = "nats", feature = "rabbitmq", feature = "redis"))]
+fn every_figure_is_positive(broker: &str, source: &str) {
     use serde_json::Value;
-    use xtask::nats::PrivateNats;
 
-    let server = match PrivateNats::start() {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            eprintln!("not run: {error}");
-            return;
-        }
-        server => server.expect("NATS starts"),
-    };
-    let output = bench(&server.url());
+    let output = bench(source);
     assert!(output.status.success(), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
-    assert_eq!((&report["broker"], &report["store"]), (&Value::from("nats"), &Value::from("sqlite")));
+    assert_eq!((&report["broker"], &report["store"]), (&Value::from(broker), &Value::from("sqlite")));
     assert_eq!(report["messages"], 1000);
     let figures = [
         ("client", &["consume", "publish"][..]),
@@ -49,9 +37,65 @@ fn every_figure_of_a_broker_is_positive() {
             );
         }
     }
+}
+
+/// A server for the test; `None` when it is not installed.
+#[cfg(any(feature = "amqp1", feature = "mqtt", feature = "nats", feature = "rabbitmq", feature = "redis"))]
+fn started<T>(server: std::io::Result<T>) -> Option<T> {
+    xtask::server::if_installed(server, xtask::steps::BROKERS_VARIABLE)
+}
+
+#[cfg(feature = "nats")]
+#[test]
+fn nats_is_measured_and_keeps_nothing() {
+    let Some(server) = started(xtask::nats::PrivateNats::start()) else { return };
+    every_figure_is_positive("nats", &server.url());
     let streams = server.folder().join("data/jetstream/$G/streams");
     let left: Vec<_> = std::fs::read_dir(&streams).into_iter().flatten().collect();
     assert!(left.is_empty(), "streams were left behind: {left:?}");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn redis_is_measured_and_keeps_nothing() {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpStream;
+
+    let Some(server) = started(xtask::redis::PrivateRedis::start()) else { return };
+    every_figure_is_positive("redis", &server.url());
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port())).expect("Redis is there");
+    stream.write_all(b"DBSIZE\r\n").expect("it listens");
+    let mut keys = String::new();
+    BufReader::new(stream).read_line(&mut keys).expect("it answers");
+    assert_eq!(keys, ":0\r\n", "keys were left behind");
+}
+
+#[cfg(feature = "mqtt")]
+#[test]
+fn mqtt_is_measured_and_keeps_nothing() {
+    use xtask::mosquitto::PrivateMosquitto;
+    use xtask::server::StopMode;
+
+    let Some(mut server) = started(PrivateMosquitto::start()) else { return };
+    every_figure_is_positive("mqtt", &server.url());
+    // Stopped in order, it writes its sessions to a file, with the names of their subscriptions as they are.
+    server.restart(StopMode::Fast).expect("Mosquitto starts again");
+    let saved = std::fs::read(server.folder().join("data/mosquitto.db")).expect("it has saved its sessions");
+    let name = b"oncebox";
+    assert!(!saved.windows(name.len()).any(|part| part == name), "sessions were left behind");
+}
+
+/// One server for both protocols, because it takes long to start.
+#[cfg(any(feature = "amqp1", feature = "rabbitmq"))]
+#[test]
+fn rabbitmq_is_measured_by_both_protocols_and_keeps_nothing() {
+    let Some(server) = started(xtask::rabbitmq::PrivateRabbitmq::start()) else { return };
+    #[cfg(feature = "rabbitmq")]
+    every_figure_is_positive("rabbitmq", &server.url());
+    #[cfg(feature = "amqp1")]
+    every_figure_is_positive("amqp1", &server.url().replacen("amqp://", "amqp1://", 1));
+    let left = server.control(&["list_queues", "--silent", "name"]).expect("RabbitMQ is there");
+    assert_eq!(left.trim(), "", "queues were left behind");
 }
 
 #[cfg(feature = "nats")]
@@ -61,6 +105,16 @@ fn a_broker_that_is_away_is_named() {
     let error = error_of(&bench("nats://user:secret@127.0.0.1:1"));
     assert!(error.contains("NATS cannot be reached at 127.0.0.1:1"), "{error}");
     assert!(!error.contains("secret"), "{error}");
+}
+
+#[cfg(all(feature = "amqp1", feature = "mqtt", feature = "redis"))]
+#[test]
+fn each_broker_that_is_away_is_named_without_its_password() {
+    for scheme in ["redis", "mqtt", "amqp1"] {
+        let error = error_of(&bench(&format!("{scheme}://user:secret@127.0.0.1:1")));
+        assert!(error.contains("cannot be reached at 127.0.0.1:1"), "{scheme}: {error}");
+        assert!(!error.contains("secret"), "{scheme}: {error}");
+    }
 }
 
 #[cfg(not(feature = "kafka"))]

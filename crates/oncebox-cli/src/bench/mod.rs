@@ -30,8 +30,8 @@ pub(crate) struct Options {
     /// removed at the end.
     #[arg(long)]
     store: Option<String>,
-    /// A broker to measure with the store instead: `amqp://…` (RabbitMQ), `nats://…` or `kafka://host:port`. Own queues,
-    /// removed at the end.
+    /// A broker to measure with the store instead: `amqp://…` (RabbitMQ), `amqp1://…` (RabbitMQ with AMQP 1.0), `nats://…`,
+    /// `redis://…`, `mqtt://…` or `kafka://host:port`. Own queues, removed at the end.
     #[arg(long, value_name = "URL")]
     source: Option<String>,
     /// Measure the service instead: HTTP ingest beside the library and bare commits, memory, and how fast it starts.

@@ -23,6 +23,9 @@ const LANES_FOR: Duration = Duration::from_secs(30);
 /// How many lots of the sink's size are leased at once, so that some can be written down while others are sent.
 const LOTS: usize = 4;
 
+/// About the most bytes of payloads in several lots; with larger messages one lot is leased at a time, as memory holds it.
+const LOTS_BYTES: usize = 16 * 1024 * 1024;
+
 /// Sends what is due until nothing is. Answers whether anything was sent or tried.
 pub(crate) async fn step<St: Store, S: Send + Sync, K: Sink>(
     inbox: &Inbox<St, S>,
@@ -31,11 +34,15 @@ pub(crate) async fn step<St: Store, S: Send + Sync, K: Sink>(
 ) -> Result<bool, Error> {
     let token = new_token(&inbox.shared.seed);
     let mut any = false;
+    // How large the messages are is not known yet.
+    let mut lots = 1;
     let result = loop {
         if stop() {
             break Ok(());
         }
-        let limit = if relay.careful.load(Ordering::Relaxed) { 1 } else { relay.batch * LOTS };
+        let limit = if relay.careful.load(Ordering::Relaxed) { 1 } else { relay.batch * lots };
+        // Before the store is asked: its clock may run for as long as the answer takes.
+        let leased_at = Instant::now();
         let ask = AskOutgoing { sink: &relay.name, token, limit, lease_for: LANES_FOR };
         let due = match inbox.store.lease_outgoing(&ask).await {
             Ok(due) if due.is_empty() => {
@@ -46,8 +53,9 @@ pub(crate) async fn step<St: Store, S: Send + Sync, K: Sink>(
             Err(error) => break Err(error),
         };
         any = true;
+        lots = lots_next(&due, relay.batch);
         let sent = match bury_unreadable(inbox, relay, token, due).await {
-            Ok(due) => send(inbox, relay, token, due).await,
+            Ok(due) => send(inbox, relay, token, due, leased_at).await,
             Err(error) => Err(error),
         };
         if let Err(error) = sent {
@@ -90,8 +98,8 @@ async fn send<St: Store, S: Send + Sync, K: Sink>(
     relay: &Relay<K>,
     token: Token,
     due: Vec<Outgoing>,
+    leased_at: Instant,
 ) -> Result<(), Error> {
-    let leased_at = Instant::now();
     // Keys with a message that was not confirmed: what comes after it in this lease waits with it.
     let mut stuck: HashSet<String> = HashSet::new();
     let mut ledger = Ledger { inbox, relay, token, waiting: Judged::default(), writing: Fuse::terminated() };
@@ -292,6 +300,13 @@ async fn write<St: Store, S, K: Sink>(
     Ok(())
 }
 
+/// How many lots to lease next, if the messages are as large as these.
+fn lots_next(due: &[Outgoing], batch: usize) -> usize {
+    let bytes: usize = due.iter().map(|outgoing| outgoing.message.payload.len()).sum();
+    let bytes_of_a_lot = bytes.div_ceil(due.len().max(1)) * batch;
+    (LOTS_BYTES / bytes_of_a_lot.max(1)).clamp(1, LOTS)
+}
+
 /// Splits a lease into what goes to the sink in one call each.
 fn lots<K: Sink>(mut due: Vec<Outgoing>, relay: &Relay<K>) -> Vec<Vec<Outgoing>> {
     let mut lots = Vec::new();
@@ -354,4 +369,23 @@ fn waves(due: Vec<Outgoing>) -> Vec<Vec<Outgoing>> {
         waves[wave].push(outgoing);
     }
     waves
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_lots_are_leased_only_of_small_messages() {
+        let lots = |bytes: usize, batch| {
+            let message = Message::new("x", vec![b'x'; bytes]);
+            let outgoing = |seq| Outgoing { seq, attempts: 0, message: message.clone(), unreadable: None };
+            lots_next(&(0..3).map(outgoing).collect::<Vec<_>>(), batch)
+        };
+        assert_eq!(lots(0, 500), LOTS);
+        assert_eq!(lots(200, 500), LOTS);
+        assert_eq!(lots(16 * 1024, 500), 2);
+        assert_eq!(lots(1024 * 1024, 500), 1);
+        assert_eq!(lots(1024 * 1024, 4), LOTS);
+    }
 }

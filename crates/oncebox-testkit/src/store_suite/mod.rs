@@ -199,6 +199,8 @@ macro_rules! store_suite {
             a_sink_that_is_away_blames_no_message,
             two_relays_at_once_keep_the_order_of_each_key,
             a_relay_holds_no_transaction_while_the_sink_works,
+            a_store_that_fails_while_the_relay_sends_loses_nothing,
+            a_lease_of_the_outbox_counts_from_when_it_was_asked_for,
             an_outgoing_row_that_cannot_be_read_is_dead_and_the_others_are_sent,
         }
         $crate::cases! { $subject, store_suite, retention:

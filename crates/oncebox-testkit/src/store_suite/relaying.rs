@@ -1,5 +1,6 @@
 //! The relay when the sink misbehaves: nobody is blocked, nothing spins, nothing is lost.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use oncebox_core::{Counter, Error, ErrorKind, Inbox, Message, Relay, SendFailure
 use tokio::sync::Notify;
 
 use crate::broker::{Manners, MemoryBroker};
+use crate::faults::{Fault, Faulty, How, Plan, Side};
 use crate::fixtures::{HOUR, ids_of, keyed, killed_at, start, ten_seconds};
 use crate::subject::Subject;
 use crate::wait::until;
@@ -245,6 +247,64 @@ pub async fn a_relay_holds_no_transaction_while_the_sink_works<T: Subject>(subje
     subject.clock().advance(HOUR);
     run(inbox).relay(broker.clone()).drain().await.unwrap();
     assert_eq!(ids_sent(&broker), ["00", "01", "02", "03", "04"]);
+}
+
+/// What was sent and could not be written is sent again, the order of each key holds, and each message counts once.
+pub async fn a_store_that_fails_while_the_relay_sends_loses_nothing<T: Subject>(subject: T) {
+    for (call, side) in [(1, Side::Before), (2, Side::Before), (1, Side::After), (2, Side::After)] {
+        publish(&subject, 15, &["a", "b", ""]).await;
+        let broker = MemoryBroker::new(1, Manners::GOOD);
+        let fault = Fault { method: "settle_outgoing", call, side, how: How::ErrorOnce };
+        let plan = Plan::with(fault);
+        let inbox = Inbox::new(Faulty::new(subject.store(), plan.clone()));
+        let relay = || Relay::new(broker.clone()).batch(3);
+        // The second call may be the one that gives lanes back, whose failure is nobody's.
+        let first = run(inbox.clone()).relay(relay()).drain().await;
+        assert!(plan.has_struck() && (call == 2 || first.is_err()), "{fault:?}");
+        subject.clock().advance(HOUR);
+        run(inbox.clone()).relay(relay()).drain().await.unwrap();
+
+        let mut sent = ids_sent(&broker);
+        let mut seen = BTreeSet::new();
+        sent.retain(|id| seen.insert(id.clone()));
+        assert_eq!(sent.len(), 15, "{fault:?}");
+        let number = |id: &&String| id.parse::<usize>().unwrap();
+        for key in 0..2 {
+            let of_key: Vec<&String> = sent.iter().filter(|id| number(id) % 3 == key).collect();
+            assert!(of_key.is_sorted(), "{fault:?}: {of_key:?}");
+        }
+        assert!(inbox.store().outbox().await.unwrap().iter().all(|sink| sink.waiting == 0), "{fault:?}");
+        let counted = inbox.counters().get("", Counter::Sent);
+        // After its effect nobody knows that it was written, so what it wrote is not counted.
+        assert!(if side == Side::Before { counted == 15 } else { counted <= 15 }, "{fault:?}: {counted}");
+    }
+}
+
+/// The lanes are ours from when the store gave them, not from when we heard of it: what might end too late is not begun.
+pub async fn a_lease_of_the_outbox_counts_from_when_it_was_asked_for<T: Subject>(subject: T) {
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    // Of the thirty seconds of a lease, less than three are left to begin another call of the sink.
+    let relay = || Relay::new(broker.clone()).timeout(Duration::from_secs(25));
+    let leases = async |plan: Plan| {
+        publish(&subject, 2, &["k"]).await;
+        let inbox = Inbox::new(Faulty::new(subject.store(), plan.clone()));
+        let late = async {
+            plan.struck().await;
+            tokio::time::sleep(Duration::from_millis(3100)).await;
+            plan.heal();
+        };
+        let sending = run(inbox).relay(relay()).drain();
+        tokio::select! {
+            sent = sending => sent.unwrap(),
+            () = async { late.await; std::future::pending().await } => unreachable!(),
+        }
+        plan.calls()["lease_outgoing"]
+    };
+    let usual = leases(Plan::none()).await;
+    let stalled = Fault { method: "lease_outgoing", call: 1, side: Side::After, how: How::Stall };
+    let late = leases(Plan::with(stalled)).await;
+    assert_eq!(late, usual + 1, "the second message is leased again");
+    assert_eq!(ids_sent(&broker), ["00", "01", "00", "01"]);
 }
 
 /// Somebody's own SQL wrote it. It is not sent, and the others of its key are.

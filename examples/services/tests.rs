@@ -36,7 +36,7 @@ async fn killed_again_and_again_with_kafka_between_them() {
     let server = xtask::tansu::PrivateTansu::start();
     let Some(server) = xtask::server::if_installed(server, xtask::steps::ALL_VARIABLE) else { return };
     server.create_topic("orders", 3).unwrap();
-    // Each time the group has to miss billing for six seconds, so it is killed less often.
+    // Joining the group again takes its time, so billing is killed less often.
     within_deadline(each_order_is_charged_once("kafka", &server.url(), 5)).await;
 }
 

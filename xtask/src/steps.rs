@@ -77,6 +77,9 @@ pub fn run_tests(root: &Path, extent: Extent, filters: &[String]) -> Result<Repo
     Ok(report)
 }
 
+/// How many tests of one program run at the same time; read by the test harness itself.
+const THREADS_VARIABLE: &str = "RUST_TEST_THREADS";
+
 /// The servers that the tests talk to; they end with this value.
 struct Servers {
     // Before the server, so that it ends first.
@@ -110,6 +113,11 @@ impl Servers {
     fn tests(&self, root: &Path, filters: &[String]) -> Command {
         let mut command = cargo::command(root);
         command.args(["test", "--workspace", "--all-features", "--no-fail-fast", "--"]).args(filters);
+        // Most tests wait for a server most of the time.
+        if std::env::var_os(THREADS_VARIABLE).is_none() {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            command.env(THREADS_VARIABLE, (cores * 2).to_string());
+        }
         self.announce_to(&mut command);
         command
     }

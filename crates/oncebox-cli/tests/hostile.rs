@@ -8,7 +8,7 @@ use support::{Place, Service, text};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-const HEAD: &str = "POST /in/default HTTP/1.1\r\nhost: x\r\nwebhook-id: odd\r\nx-kind: k\r\n";
+const HEAD: &str = "POST /in/default HTTP/1.1\r\nhost: localhost\r\nwebhook-id: odd\r\nx-kind: k\r\n";
 
 /// Everything that comes back for these bytes, until the other side hangs up.
 async fn answers(service: &Service, bytes: &[u8]) -> String {
@@ -50,7 +50,7 @@ async fn rule_12_odd_requests_are_refused_and_nothing_breaks() {
         ("many headers", format!("{HEAD}{many}content-length: 1\r\n\r\nx")),
         ("a huge header", format!("{HEAD}x-long: {long}\r\ncontent-length: 1\r\n\r\nx")),
         ("a huge name", format!("{HEAD}{long}: 1\r\ncontent-length: 1\r\n\r\nx")),
-        ("a huge path", format!("POST /in/{path} HTTP/1.1\r\nhost: x\r\n\r\n")),
+        ("a huge path", format!("POST /in/{path} HTTP/1.1\r\nhost: localhost\r\n\r\n")),
         ("two lengths", format!("{HEAD}content-length: 1\r\ncontent-length: 2\r\n\r\nxx")),
         ("the same length twice", format!("{HEAD}content-length: 1\r\ncontent-length: 1\r\n\r\nx")),
         ("a list of lengths", format!("{HEAD}content-length: 1, 1\r\n\r\nx")),
@@ -104,15 +104,15 @@ async fn rule_12_odd_requests_are_refused_and_nothing_breaks() {
         ("another protocol", "SSH-2.0-OpenSSH_9.2\r\n".to_owned()),
         ("the preface of HTTP/2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned()),
         ("a version of the future", "POST /in/default HTTP/9.9\r\n\r\n".to_owned()),
-        ("a NUL in the path", "POST /in/de%00fault HTTP/1.1\r\nhost: x\r\n\r\n".to_owned()),
-        ("dots in the path", "POST /in/../in/default HTTP/1.1\r\nhost: x\r\n\r\n".to_owned()),
+        ("a NUL in the path", "POST /in/de%00fault HTTP/1.1\r\nhost: localhost\r\n\r\n".to_owned()),
+        ("dots in the path", "POST /in/../in/default HTTP/1.1\r\nhost: localhost\r\n\r\n".to_owned()),
         ("a control character in a header", format!("{HEAD}x-a: a\x0bb\r\ncontent-length: 0\r\n\r\n")),
         ("a NUL in a header", format!("{HEAD}x-a: a\0b\r\ncontent-length: 0\r\n\r\n")),
         ("a NUL in a name", format!("{HEAD}x\0a: b\r\ncontent-length: 0\r\n\r\n")),
         ("only NULs", "\0".repeat(1000)),
         ("a bare carriage return", format!("{HEAD}x-a: a\rb: c\r\ncontent-length: 0\r\n\r\n")),
-        ("a tunnel", "CONNECT 127.0.0.1:1 HTTP/1.1\r\nhost: x\r\n\r\n".to_owned()),
-        ("another method", "DELETE /in/default HTTP/1.1\r\nhost: x\r\n\r\n".to_owned()),
+        ("a tunnel", "CONNECT 127.0.0.1:1 HTTP/1.1\r\nhost: localhost\r\n\r\n".to_owned()),
+        ("another method", "DELETE /in/default HTTP/1.1\r\nhost: localhost\r\n\r\n".to_owned()),
         ("nothing", String::new()),
     ]
     .map(|(name, request)| (name, request.into_bytes()))
@@ -135,7 +135,7 @@ async fn rule_12_odd_requests_are_refused_and_nothing_breaks() {
     }
     // Allowed, if odd: lines that end without a carriage return, and no host in HTTP/1.0.
     for request in [
-        "POST /in/default HTTP/1.1\nhost: x\nconnection: close\nwebhook-id: lf\nx-kind: k\ncontent-length: 1\n\nx",
+        "POST /in/default HTTP/1.1\nhost: localhost\nconnection: close\nwebhook-id: lf\nx-kind: k\ncontent-length: 1\n\nx",
         "POST /in/default HTTP/1.0\r\nwebhook-id: old\r\nx-kind: k\r\ncontent-length: 1\r\n\r\nx",
         "POST /in/default HTTP/1.1\r\nwebhook-id: no-host\r\nconnection: close\r\nx-kind: k\r\ncontent-length: 1\r\n\r\nx",
     ] {
@@ -157,9 +157,8 @@ async fn rule_12_odd_requests_are_refused_and_nothing_breaks() {
 async fn rule_12_nothing_is_smuggled_behind_a_request() {
     let place = Place::new("");
     let service = place.serve(&[]);
-    let inner = "POST /in/default HTTP/1.1\r\nhost: x\r\nwebhook-id: smuggled\r\nx-kind: k\r\ncontent-length: 1\r\n\r\nx";
-    let good =
-        "POST /in/default HTTP/1.1\r\nhost: x\r\nwebhook-id: good\r\nx-kind: k\r\ncontent-length: 1\r\n\r\nx";
+    let inner = "POST /in/default HTTP/1.1\r\nhost: localhost\r\nwebhook-id: smuggled\r\nx-kind: k\r\ncontent-length: 1\r\n\r\nx";
+    let good = "POST /in/default HTTP/1.1\r\nhost: localhost\r\nwebhook-id: good\r\nx-kind: k\r\ncontent-length: 1\r\n\r\nx";
     for lengths in [
         format!("content-length: {}\r\ntransfer-encoding: chunked", inner.len() + 5),
         format!("transfer-encoding: chunked\r\ncontent-length: {}", inner.len() + 5),
@@ -174,7 +173,7 @@ async fn rule_12_nothing_is_smuggled_behind_a_request() {
     }
     // A request in chunks is taken, and the last one of its connection.
     let chunks = format!(
-        "POST /in/default HTTP/1.1\r\nhost: x\r\nwebhook-id: chunks\r\nx-kind: k\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n{inner}"
+        "POST /in/default HTTP/1.1\r\nhost: localhost\r\nwebhook-id: chunks\r\nx-kind: k\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n{inner}"
     );
     let shown = answers(&service, chunks.as_bytes()).await;
     assert_eq!(statuses(&shown), [202], "{shown}");

@@ -219,7 +219,7 @@ async fn rule_10_a_body_without_a_length_is_cut_at_the_limit() {
         Place::new("[http]\nlisten = \"127.0.0.1:0\"\nmax_body = \"64KiB\"\nmax_in_flight = \"1MiB\"\n");
     let service = place.serve(&[]);
     let mut stream = TcpStream::connect(service.address).await.unwrap();
-    let head = "POST /in/default HTTP/1.1\r\nhost: x\r\nwebhook-id: 1\r\nx-kind: k\r\ntransfer-encoding: chunked\r\n\r\n";
+    let head = "POST /in/default HTTP/1.1\r\nhost: localhost\r\nwebhook-id: 1\r\nx-kind: k\r\ntransfer-encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     let (mut read, mut write) = stream.into_split();
     let endless = tokio::spawn(async move {
@@ -249,8 +249,8 @@ async fn rule_11_slow_clients_are_cut_off_and_others_do_not_wait() {
         let begin: &[u8] = match number % 4 {
             0 => b"",
             1 => b"POST /in/default HT",
-            2 => b"POST /in/default HTTP/1.1\r\nhost: x\r\nx-a: ",
-            _ => b"POST /in/default HTTP/1.1\r\nhost: x\r\nwebhook-id: 1\r\nx-kind: k\r\ncontent-length: 100\r\n\r\nbegin",
+            2 => b"POST /in/default HTTP/1.1\r\nhost: localhost\r\nx-a: ",
+            _ => b"POST /in/default HTTP/1.1\r\nhost: localhost\r\nwebhook-id: 1\r\nx-kind: k\r\ncontent-length: 100\r\n\r\nbegin",
         };
         stream.write_all(begin).await.unwrap();
         slow.push(stream);
@@ -269,7 +269,7 @@ async fn rule_11_slow_clients_are_cut_off_and_others_do_not_wait() {
     assert_eq!(stored(&place).await.len(), 1);
     // And one that was quick once and then says nothing.
     let mut stream = TcpStream::connect(service.address).await.unwrap();
-    stream.write_all(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    stream.write_all(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
     let mut answer = Vec::new();
     assert!(
         tokio::time::timeout(support::DEADLINE, stream.read_to_end(&mut answer)).await.is_ok(),
@@ -287,7 +287,7 @@ async fn too_many_connections_get_503_at_once() {
     let mut silent = Vec::new();
     for _ in 0..3 {
         let mut stream = TcpStream::connect(service.address).await.unwrap();
-        stream.write_all(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        stream.write_all(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
         let mut seen = [0; 12];
         stream.read_exact(&mut seen).await.unwrap();
         silent.push(stream);
@@ -306,7 +306,7 @@ async fn bodies_beyond_the_memory_limit_get_503_with_retry_after() {
     );
     let service = place.serve(&[]);
     let mut holding = TcpStream::connect(service.address).await.unwrap();
-    let head = "POST /in/default HTTP/1.1\r\nhost: x\r\nwebhook-id: 1\r\nx-kind: k\r\ncontent-length: 1048570\r\nexpect: 100-continue\r\n\r\n";
+    let head = "POST /in/default HTTP/1.1\r\nhost: localhost\r\nwebhook-id: 1\r\nx-kind: k\r\ncontent-length: 1048570\r\nexpect: 100-continue\r\n\r\n";
     holding.write_all(head.as_bytes()).await.unwrap();
     let mut seen = [0; 12];
     holding.read_exact(&mut seen).await.unwrap();

@@ -188,12 +188,12 @@ async fn rule_19_nobody_else_writes_lines_into_the_log() {
         let port: String = address.chars().take_while(char::is_ascii_digit).collect();
         let id = serde_json::json!({ "id": INJECTED, "type": "k\u{1b}[2J\nforged" }).to_string();
         let request = format!(
-            "POST /in/default HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{id}",
+            "POST /in/default HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{id}",
             id.len()
         );
         let posts = [
             request,
-            "POST /in/default HTTP/1.1\r\nhost: x\r\nconnection: close\r\nwebhook-id: 1\r\nx-kind: k\r\ncontent-length: 1\r\n\r\nx"
+            "POST /in/default HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nwebhook-id: 1\r\nx-kind: k\r\ncontent-length: 1\r\n\r\nx"
                 .to_owned(),
         ];
         for post in posts {

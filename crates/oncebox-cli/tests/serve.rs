@@ -91,7 +91,7 @@ async fn sigterm_waits_for_a_request_that_is_under_way() {
     let place = Place::new("");
     let mut service = place.serve(&[]);
     let mut stream = tokio::net::TcpStream::connect(service.address).await.unwrap();
-    let head = "POST /in/default HTTP/1.1\r\nhost: x\r\nwebhook-id: 1\r\nx-kind: k\r\ncontent-length: 4\r\nexpect: 100-continue\r\n\r\n";
+    let head = "POST /in/default HTTP/1.1\r\nhost: localhost\r\nwebhook-id: 1\r\nx-kind: k\r\ncontent-length: 4\r\nexpect: 100-continue\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut seen = [0; 25];
     // Now the request has begun for sure.

@@ -96,7 +96,10 @@ impl Problem {
             Self::Bad(text) | Self::NotFound(text) | Self::Conflict(text) => text,
             Self::Unauthorized => "a valid bearer token is needed".to_owned(),
             Self::NotAllowed => "this token may not do that".to_owned(),
-            Self::FromPage => "requests of web pages need a token".to_owned(),
+            Self::FromPage => {
+                "requests of web pages need a token, and so do requests to another name than `localhost`"
+                    .to_owned()
+            }
             Self::NoSuchMethod => "this place does not take that method; see `allow`".to_owned(),
             Self::Slow => "the body took too long to come".to_owned(),
             Self::TooLarge(most) => format!("the body is larger than {most} bytes"),

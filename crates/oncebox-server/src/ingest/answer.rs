@@ -43,9 +43,12 @@ impl Refusal {
         let (status, text, wait) = match self {
             Self::Bad(text) => (StatusCode::BAD_REQUEST, text, None),
             Self::Unauthorized(text) => (StatusCode::UNAUTHORIZED, text.to_owned(), None),
-            Self::Forbidden => {
-                (StatusCode::FORBIDDEN, "requests of web pages need a token or a signature".to_owned(), None)
-            }
+            Self::Forbidden => (
+                StatusCode::FORBIDDEN,
+                "requests of web pages, and to another name than `localhost`, need a token or a signature"
+                    .to_owned(),
+                None,
+            ),
             Self::NotAllowed => (StatusCode::FORBIDDEN, "this token may not do that".to_owned(), None),
             Self::NotFound(text) => (StatusCode::NOT_FOUND, text, None),
             Self::Slow => (StatusCode::REQUEST_TIMEOUT, "the body took too long to come".to_owned(), None),

@@ -241,12 +241,16 @@ pub async fn what_was_read_ahead_is_taken_only_where_its_lane_stands<T: Subject>
     assert_eq!(names(&batch.rows), ["m0", "m1", "m2", "m3", "m4"]);
     let from = vec![(lane, batch.rows[4].seq)];
     let rows = store.read_ahead(&read, &from).await.unwrap();
-    if let Some(rows) = &rows {
-        assert_eq!(names(rows), ["m5", "m6", "m7", "m8", "m9"]);
-        assert_eq!(rows[0].message.as_ref().unwrap().payload, sent[5].payload);
-    }
-    let ahead = Ahead { from: from.clone(), rows: rows.unwrap_or_default() };
     batch.connection.rollback().await;
+    let Some(rows) = rows else {
+        // This store reads nothing ahead, or not through a pooler: then nobody has anything to hand in.
+        store.release("charge", token).await.unwrap();
+        drain(&inbox).await;
+        return assert_once(&subject, &sent, &["charge"]).await;
+    };
+    assert_eq!(names(&rows), ["m5", "m6", "m7", "m8", "m9"]);
+    assert_eq!(rows[0].message.as_ref().unwrap().payload, sent[5].payload);
+    let ahead = Ahead { from: from.clone(), rows };
 
     // The batch before them was not committed: they are not next.
     let batch = store.begin_lanes_ahead(&read, ahead.clone()).await.unwrap().unwrap();

@@ -303,7 +303,8 @@ macro_rules! store_suite {
             the_neighbours_of_a_scheduled_killer_are_unharmed,
             lanes_of_a_dead_process_are_taken_over,
             what_was_read_ahead_is_taken_only_where_its_lane_stands,
-            full_lanes_are_run_once_by_processes_that_read_ahead, who_has_lost_a_lane_commits_nothing,
+            full_lanes_are_run_once_by_processes_that_read_ahead,
+            who_has_lost_a_lane_commits_nothing,
             a_hanging_handler_does_not_stop_the_others,
         }
     };

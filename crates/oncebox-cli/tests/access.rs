@@ -91,6 +91,28 @@ fn fill(path: &str) -> String {
     parts.collect::<Vec<_>>().join("/")
 }
 
+/// Security rule 13: also a request that began before.
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_13_a_revoked_token_changes_nothing_with_a_request_it_had_begun() {
+    let place = with_token();
+    let service = place.serve(&[]);
+    let boss = create(&service, CONFIGURED, json!({ "name": "boss", "role": "admin" })).await;
+    let boss = boss["token"].as_str().unwrap();
+    let body = json!({ "name": "heir", "role": "admin" }).to_string();
+    let lines = format!(
+        "authorization: Bearer {boss}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nexpect: 100-continue\r\n",
+        body.len()
+    );
+    let mut slow = service.connect().await;
+    slow.send("POST", "/api/v1/tokens", &lines, b"").await;
+    assert_eq!(slow.status().await, 100, "who asks is known, and the body is waited for");
+    assert_eq!(service.ask_as(CONFIGURED, "DELETE", "/api/v1/tokens/boss", None).await.status, 204);
+    slow.send_rest(body.as_bytes()).await;
+    assert_eq!(slow.status().await, 401);
+    let listed = service.ask_as(CONFIGURED, "GET", "/api/v1/tokens", None).await;
+    assert_eq!(listed.json()["tokens"], json!([]));
+}
+
 /// Security rule 13.
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_13_a_token_is_shown_once_kept_as_a_hash_and_worthless_once_revoked() {

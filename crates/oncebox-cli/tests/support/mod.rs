@@ -279,6 +279,11 @@ impl Connection {
         self.stream.get_mut().write_all(&bytes).await.expect("a request that is taken");
     }
 
+    /// What was held back of a request.
+    pub(crate) async fn send_rest(&mut self, bytes: &[u8]) {
+        self.stream.get_mut().write_all(bytes).await.expect("a request that is taken");
+    }
+
     pub(crate) async fn status(&mut self) -> u16 {
         status_of(&self.read_head().await)
     }

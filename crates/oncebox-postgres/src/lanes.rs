@@ -8,9 +8,13 @@ use oncebox_core::store::{
     LaneRow, Lease, MoveLanes, ReadLanes, Registration, Token, TxLimits,
 };
 use oncebox_core::{Error, ErrorKind, LANES};
+use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
+use uuid::Uuid;
 
 use crate::error::{Problem, classify};
+use crate::gathering::Gathering;
+use crate::recent::Tail;
 use crate::rows::{self, LeaseColumns, limit, stored_lane};
 use crate::store::Inner;
 use crate::tx::{Lent, NO_CURSOR, PgTransaction, autocommit, ended, fenced, transaction};
@@ -156,6 +160,10 @@ impl Inner {
         if self.options.pooler {
             return Ok(None);
         }
+        let from: HashMap<u16, i64> = from.iter().copied().collect();
+        if self.recent.covers(read, &from) {
+            return Ok(None);
+        }
         let mut lent = match self.pool.try_acquire() {
             Some(connection) => Lent::from(connection),
             None if self.pool.size() < self.pool.options().get_max_connections() => {
@@ -164,7 +172,7 @@ impl Inner {
             // Others need the connections for more than a head start.
             None => return Ok(None),
         };
-        let rows = self.read_from(&mut lent, read, from.iter().copied().collect()).await;
+        let rows = self.read_from(&mut lent, read, from).await;
         match rows {
             Ok(rows) => {
                 lent.give_back();
@@ -197,8 +205,18 @@ impl Inner {
         ahead: Option<Ahead>,
     ) -> Result<Option<Vec<LaneRow>>, Problem> {
         let asked: Vec<i16> = read.lanes.iter().map(|bound| stored_lane(bound.lane)).collect();
-        let query = self.sql.lock_lanes.query().bind(read.handler).bind(read.token.0).bind(asked);
-        let locked = query.fetch_all(&mut **tx).await?;
+        let tail = self.recent.tail();
+        let locked = self
+            .sql
+            .lock_lanes
+            .query()
+            .bind(read.handler)
+            .bind(read.token.0)
+            .bind(asked)
+            .bind(tail.map(|tail| stored_lane(tail.lane)))
+            .bind(tail.map(|tail| tail.seq))
+            .fetch_all(&mut **tx)
+            .await?;
         let Some(first) = locked.first() else { return Ok(None) };
         tx.note_session(first)?;
         if locked.len() != read.lanes.len() {
@@ -207,6 +225,13 @@ impl Inner {
         let mut positions: HashMap<u16, i64> = HashMap::with_capacity(locked.len());
         for row in &locked {
             positions.insert(rows::lane(row, 0)?, row.try_get::<i64, _>(1)?);
+        }
+        if let Some(tail) = tail {
+            if !is_still_there(&tail, first)? {
+                self.recent.forget(&tail);
+            } else if let Some(rows) = self.recent.read(&tail, first.try_get("head")?, read, &positions) {
+                return Ok(Some(rows));
+            }
         }
         let is_next = |ahead: &Ahead| {
             ahead.from.len() == positions.len()
@@ -223,29 +248,16 @@ impl Inner {
         &self,
         connection: &mut PgConnection,
         read: &ReadLanes<'_>,
-        mut positions: HashMap<u16, i64>,
+        positions: HashMap<u16, i64>,
     ) -> Result<Vec<LaneRow>, Problem> {
-        // Where to stop is open: each lane gives its part. Else the first ones of the first lanes are asked for.
-        let shared = read.lanes.iter().any(|bound| bound.upto.is_none());
-        let mut found: Vec<LaneRow> = Vec::with_capacity(read.limit);
-        let mut open: Vec<LaneBound> = read.lanes.to_vec();
-        while !open.is_empty() && found.len() < read.limit {
-            let left = read.limit - found.len();
-            let quota = if shared { left.div_ceil(open.len()) } else { left };
-            let from = found.len();
-            self.read_some(connection, read, &open, &positions, quota, &mut found).await?;
-            let mut counts: HashMap<u16, usize> = HashMap::new();
-            for row in &found[from..] {
-                let position = positions.entry(row.lane).or_insert(row.seq);
-                *position = row.seq.max(*position);
-                *counts.entry(row.lane).or_default() += 1;
-            }
-            open.retain(|bound| counts.get(&bound.lane).is_some_and(|count| *count >= quota));
+        let mut gathering = Gathering::new(read, positions);
+        while let Some(quota) = gathering.quota() {
+            let from = gathering.found.len();
+            let Gathering { open, positions, found, .. } = &mut gathering;
+            self.read_some(connection, read, open, positions, quota, found).await?;
+            gathering.added(from, quota);
         }
-        let order: HashMap<u16, usize> = read.lanes.iter().map(|bound| bound.lane).zip(0..).collect();
-        found.sort_by_key(|row| (order.get(&row.lane).copied(), row.seq));
-        found.truncate(read.limit);
-        Ok(found)
+        Ok(gathering.finish())
     }
 
     /// Reads at most `most` messages of each lane, after these positions.
@@ -427,6 +439,13 @@ impl Inner {
             .await?;
         Ok(done.rows_affected())
     }
+}
+
+/// Whether the log has at the tail's place what was appended there.
+fn is_still_there(tail: &Tail, row: &PgRow) -> Result<bool, sqlx::Error> {
+    let identity: Option<Uuid> = row.try_get("tail_identity")?;
+    let received_at: Option<i64> = row.try_get("tail_received_at")?;
+    Ok(identity == Some(Uuid::from_bytes(tail.identity)) && received_at == Some(tail.received_at))
 }
 
 fn expect(written: u64, wanted: usize, text: &str) -> Result<(), Problem> {

@@ -12,7 +12,8 @@ use sqlx_core::transaction::TransactionManager;
 use uuid::Uuid;
 
 use crate::error::Problem;
-use crate::rows::{self, Columns, stored_lane, uuids};
+use crate::recent::Appended;
+use crate::rows::{Columns, stored_lane, uuids};
 use crate::store::Inner;
 use crate::tx::{Manager, PgTransaction, autocommit};
 
@@ -29,7 +30,11 @@ impl Inner {
         if arrivals.is_empty() {
             return Ok(Vec::new());
         }
-        let verdicts = autocommit!(self, |connection| self.receive_on(connection, arrivals).await)?;
+        let (verdicts, appended) =
+            autocommit!(self, |connection| self.receive_on(connection, arrivals).await)?;
+        for appended in &appended {
+            self.recent.remember(arrivals, appended);
+        }
         let all_new = verdicts.iter().all(|verdict| *verdict == Received::New);
         if !all_new {
             self.careful.store(CAREFUL_FOR, Ordering::Relaxed);
@@ -42,20 +47,21 @@ impl Inner {
         &self,
         connection: &mut PgConnection,
         arrivals: &[Arrival],
-    ) -> Result<Vec<Received>, Problem> {
+    ) -> Result<(Vec<Received>, Vec<Appended>), Problem> {
         let mut verdicts = vec![None; arrivals.len()];
+        let mut appended = Vec::new();
         // In a storm of redeliveries one look is cheaper than a write of the head row and a commit.
         if self.only_duplicates.load(Ordering::Relaxed) {
             self.judge_known(connection, arrivals, &mut verdicts).await?;
-        } else if self.append_new(connection, arrivals).await? {
-            return Ok(vec![Received::New; arrivals.len()]);
+        } else if let Some(appended) = self.append_new(connection, arrivals).await? {
+            return Ok((vec![Received::New; arrivals.len()], vec![appended]));
         }
         for _ in 0..MOST_ROUNDS {
             let open = undecided(&verdicts);
             if open.is_empty() {
                 break;
             }
-            self.append(connection, arrivals, &open, &mut verdicts).await?;
+            appended.extend(self.append(connection, arrivals, &open, &mut verdicts).await?);
             // A statement of its own, so that it sees what rivals have committed since.
             if verdicts.contains(&None) {
                 self.judge_known(connection, arrivals, &mut verdicts).await?;
@@ -66,28 +72,37 @@ impl Inner {
             Error::new(oncebox_core::ErrorKind::Contention, "ids vanish while they are received")
         })?;
         self.keep_conflicts(connection, arrivals, &verdicts).await?;
-        Ok(verdicts)
+        Ok((verdicts, appended))
     }
 
-    /// Stores messages that are all new; false, and nothing stored, when one of them may be known.
-    async fn append_new(&self, connection: &mut PgConnection, arrivals: &[Arrival]) -> Result<bool, Problem> {
+    /// Stores messages that are all new; `None`, and nothing stored, when one of them may be known.
+    async fn append_new(
+        &self,
+        connection: &mut PgConnection,
+        arrivals: &[Arrival],
+    ) -> Result<Option<Appended>, Problem> {
         let careful = self.careful.load(Ordering::Relaxed);
         if careful > 0 {
             self.careful.store(careful - 1, Ordering::Relaxed);
-            return Ok(false);
+            return Ok(None);
         }
         // The error of a known id would end a transaction.
         if Manager::get_transaction_depth(connection) > 0 {
-            return Ok(false);
+            return Ok(None);
         }
         let query = bind_arrivals(self.sql.receive_new.query().bind(self.shift()), arrivals.iter());
-        match query.execute(&mut *connection).await.map_err(Problem::from) {
-            Ok(done) if done.rows_affected() == arrivals.len() as u64 => Ok(true),
-            Ok(_) => {
+        match query.fetch_optional(&mut *connection).await.map_err(Problem::from) {
+            Ok(Some(row)) => {
+                let after: i64 = row.try_get(0)?;
+                let new: Vec<(usize, i64)> = (0..arrivals.len()).zip(after + 1..).collect();
+                let upto = new.last().map_or(after, |(_, seq)| *seq);
+                Ok(Some(Appended { after, upto, received_at: row.try_get(1)?, new }))
+            }
+            Ok(None) => {
                 let text = "messages were not stored; is the row of `head` missing? restore it from a backup";
                 Err(Error::new(oncebox_core::ErrorKind::Store, text).into())
             }
-            Err(problem) if problem.code().as_deref() == Some("23505") => Ok(false),
+            Err(problem) if problem.code().as_deref() == Some("23505") => Ok(None),
             Err(problem) => Err(problem),
         }
     }
@@ -98,17 +113,24 @@ impl Inner {
         arrivals: &[Arrival],
         open: &[usize],
         verdicts: &mut [Option<Received>],
-    ) -> Result<(), Problem> {
+    ) -> Result<Option<Appended>, Problem> {
         let asked = open.iter().map(|&index| &arrivals[index]);
         let query = bind_arrivals(self.sql.receive.query().bind(self.shift()), asked);
-        for row in query.fetch_all(&mut *connection).await? {
-            let place = rows::amount(&row, 0)?;
-            let index = usize::try_from(place).ok().and_then(|place| open.get(place.checked_sub(1)?));
+        let rows = query.fetch_all(&mut *connection).await?;
+        let Some(first) = rows.first() else { return Ok(None) };
+        let (after, received_at): (i64, i64) = (first.try_get(1)?, first.try_get(2)?);
+        let mut new = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let place: i64 = row.try_get(0)?;
+            let index = usize::try_from(place - 1).ok().and_then(|place| open.get(place));
             if let Some(&index) = index {
                 verdicts[index] = Some(Received::New);
+                new.push((index, after + place));
             }
         }
-        Ok(())
+        new.sort_unstable_by_key(|(_, seq)| *seq);
+        let asked = i64::try_from(open.len()).unwrap_or(i64::MAX);
+        Ok(Some(Appended { after, upto: after + asked, received_at, new }))
     }
 
     /// Decides what is still open and known to the store: duplicate or conflict.

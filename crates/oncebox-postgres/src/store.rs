@@ -19,6 +19,7 @@ use sqlx::{PgConnection, PgPool};
 
 use crate::error::is_transient;
 use crate::migrate::MigrationInfo;
+use crate::recent::Recent;
 use crate::sql::{Prepared, Schema, Sql};
 use crate::tx::PgTransaction;
 
@@ -50,6 +51,8 @@ pub(crate) struct Inner {
     pub(crate) only_duplicates: AtomicBool,
     /// For how many more groups to expect duplicates.
     pub(crate) careful: AtomicU32,
+    /// What this process has just received.
+    pub(crate) recent: Recent,
     /// Sinks whose relay rows are known to exist.
     pub(crate) relays: Mutex<HashSet<String>>,
     /// When `publish` last gave a hint.
@@ -66,6 +69,7 @@ pub(crate) struct Options {
     pub(crate) pooler: bool,
     pub(crate) relaxed: bool,
     pub(crate) limits: Limits,
+    pub(crate) remember: usize,
 }
 
 impl PgStore {
@@ -81,6 +85,7 @@ impl PgStore {
             pooler: false,
             relaxed: false,
             limits: Limits::default(),
+            remember: 16 * 1024 * 1024,
         };
         Self::build(pool, options)
     }
@@ -140,6 +145,14 @@ impl PgStore {
         self.with(|options| options.limits.payload_bytes = bytes)
     }
 
+    /// How many bytes of messages that this process has received itself are remembered, so that its handlers need not read
+    /// them back from the server; 16 MiB unless set, 0 for none.
+    ///
+    /// Ordered handlers, retries and messages for later always read from the server.
+    pub fn remember(self, bytes: usize) -> Self {
+        self.with(|options| options.remember = bytes)
+    }
+
     /// Creates the schema and its tables, or brings them up to date. Safe from many processes at once.
     ///
     /// Fails with [`ErrorKind::Schema`](oncebox_core::ErrorKind::Schema) when the schema is newer than this
@@ -180,6 +193,7 @@ impl PgStore {
             seed: Seed::from_system(),
             only_duplicates: AtomicBool::new(false),
             careful: AtomicU32::new(0),
+            recent: Recent::new(options.remember),
             relays: Mutex::default(),
             hinted_at: Mutex::default(),
             healed_at: Mutex::default(),

@@ -1,5 +1,5 @@
 -- receive.sql: locks the head row until the commit, then inserts what is new into seen (by identity) and log
--- Answers the places (from 1) of the new ones. A column that is the same in every row comes as a list of one, a column
+-- Answers the places (from 1) of the new ones, and beside each the seq before the first place and the time. A column that is the same in every row comes as a list of one, a column
 -- of nulls as an empty list.
 -- `limit 1` tells the planner that head has one row; without statistics it guesses 2,000, and so a cost that starts JIT.
 with head as (
@@ -28,4 +28,4 @@ appended as (
     ) with ordinality as a (identity, lane, not_before, scope, id, kind, key, headers, payload, ordinal)
     join fresh on fresh.seq = head.base + a.ordinal
 )
-select fresh.seq - head.base as place from (select base from head limit 1) as head cross join fresh
+select fresh.seq - head.base as place, head.base, head.now from (select base, now from head limit 1) as head cross join fresh

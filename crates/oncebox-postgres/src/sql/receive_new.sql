@@ -1,6 +1,7 @@
 -- receive_new.sql: locks the head row until the commit, then inserts into seen (by identity) and log
 -- For messages that are all expected to be new: a known id is an error (23505), and nothing is stored. Half the price
 -- of `on conflict`, which looks into the index twice and writes twice.
+-- Answers the seq before the first message and the time.
 -- A column that is the same in every row comes as a list of one, a column of nulls as an empty list.
 -- `limit 1` tells the planner that head has one row; without statistics it guesses 2,000, and so a cost that starts JIT.
 with head as (
@@ -15,11 +16,14 @@ fresh as (
     cross join unnest($2::uuid[], $3::uuid[], $4::smallint[]) with ordinality
         as a (identity, fingerprint, lane, ordinal)
     order by a.identity
+),
+appended as (
+    insert into {schema}.log (lane, seq, identity, scope, id, kind, key, headers, payload, not_before, received_at)
+    select a.lane, head.base + a.ordinal, a.identity, coalesce(a.scope, ($6::text[])[1]), a.id,
+        coalesce(a.kind, ($8::text[])[1]), a.key, coalesce(a.headers, ($10::text[])[1]), a.payload, a.not_before, head.now
+    from (select base, now from head limit 1) as head
+    cross join unnest(
+        $2::uuid[], $4::smallint[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::bytea[]
+    ) with ordinality as a (identity, lane, not_before, scope, id, kind, key, headers, payload, ordinal)
 )
-insert into {schema}.log (lane, seq, identity, scope, id, kind, key, headers, payload, not_before, received_at)
-select a.lane, head.base + a.ordinal, a.identity, coalesce(a.scope, ($6::text[])[1]), a.id,
-    coalesce(a.kind, ($8::text[])[1]), a.key, coalesce(a.headers, ($10::text[])[1]), a.payload, a.not_before, head.now
-from (select base, now from head limit 1) as head
-cross join unnest(
-    $2::uuid[], $4::smallint[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::bytea[]
-) with ordinality as a (identity, lane, not_before, scope, id, kind, key, headers, payload, ordinal)
+select base, now from head

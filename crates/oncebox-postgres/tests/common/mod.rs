@@ -58,7 +58,8 @@ pub async fn with_schema(test: impl AsyncFnOnce(&Scratch)) {
         .await
         .unwrap();
     let clock = ClockShift::default();
-    let store = PgStore::new(pool.clone()).schema(&schema).unwrap().with_clock(clock.clone());
+    // What is told of reading, is told of reading from the server.
+    let store = PgStore::new(pool.clone()).schema(&schema).unwrap().with_clock(clock.clone()).remember(0);
     let scratch = Scratch { pool, store, clock, schema, seed };
     let result = AssertUnwindSafe(test(&scratch)).catch_unwind().await;
     scratch.pool.close().await;

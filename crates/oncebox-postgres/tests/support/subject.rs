@@ -113,7 +113,12 @@ impl<W: Way> SubjectBy<W> {
 
     fn store_on(&self, pool: PgPool) -> PgStore {
         let store = PgStore::new(pool).schema(&self.name).unwrap().with_clock(self.clock.clone());
-        if W::POOLER { store.behind_pooler() } else { store }
+        match (W::RUNTIME_ROLE, W::POOLER) {
+            (_, true) => store.behind_pooler(),
+            // One of the suites reads everything from the server.
+            (true, false) => store.remember(0),
+            (false, false) => store,
+        }
     }
 
     /// A query that a pooler without knowledge of prepared statements can stand.

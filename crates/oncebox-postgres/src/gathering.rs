@@ -1,0 +1,51 @@
+//! How many messages each lane gives to a batch.
+
+use std::collections::HashMap;
+
+use oncebox_core::store::{LaneBound, LaneRow, ReadLanes};
+
+/// A batch in the making: asks each lane for its part, then those that have more for the rest.
+pub(crate) struct Gathering<'a> {
+    read: &'a ReadLanes<'a>,
+    /// Where to stop is open, so each lane gives its part. Else the first ones of the first lanes are asked for.
+    shared: bool,
+    pub(crate) open: Vec<LaneBound>,
+    pub(crate) positions: HashMap<u16, i64>,
+    pub(crate) found: Vec<LaneRow>,
+}
+
+impl<'a> Gathering<'a> {
+    /// `positions` is where the lanes stand.
+    pub(crate) fn new(read: &'a ReadLanes<'a>, positions: HashMap<u16, i64>) -> Self {
+        let shared = read.lanes.iter().any(|bound| bound.upto.is_none());
+        Self { read, shared, open: read.lanes.to_vec(), positions, found: Vec::with_capacity(read.limit) }
+    }
+
+    /// How many to add of each open lane, after its position; `None` when there is no more to ask for.
+    pub(crate) fn quota(&self) -> Option<usize> {
+        let left = self.read.limit.saturating_sub(self.found.len());
+        match (left, self.open.len()) {
+            (0, _) | (_, 0) => None,
+            (left, lanes) => Some(if self.shared { left.div_ceil(lanes) } else { left }),
+        }
+    }
+
+    /// Notes that rows were added from this place on; lanes that gave less than `quota` have no more.
+    pub(crate) fn added(&mut self, from: usize, quota: usize) {
+        let mut counts: HashMap<u16, usize> = HashMap::new();
+        for row in &self.found[from..] {
+            let position = self.positions.entry(row.lane).or_insert(row.seq);
+            *position = row.seq.max(*position);
+            *counts.entry(row.lane).or_default() += 1;
+        }
+        self.open.retain(|bound| counts.get(&bound.lane).is_some_and(|count| *count >= quota));
+    }
+
+    /// The batch: lanes in the order they were asked for, each by seq.
+    pub(crate) fn finish(mut self) -> Vec<LaneRow> {
+        let order: HashMap<u16, usize> = self.read.lanes.iter().map(|bound| bound.lane).zip(0..).collect();
+        self.found.sort_by_key(|row| (order.get(&row.lane).copied(), row.seq));
+        self.found.truncate(self.read.limit);
+        self.found
+    }
+}

@@ -1,16 +1,17 @@
 //! Receiving: the unique index of `seen` decides what is new, and only that is appended to the log.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use oncebox_core::store::{Arrival, InlineBatch, ReadInline, Received};
-use oncebox_core::{Error, Once, once_identity};
+use oncebox_core::{Error, ErrorKind, Once, once_identity};
 use sqlx::SqliteConnection;
 
 use crate::error::classify;
 use crate::rows::{get, hex, limit, list};
-use crate::sql::query;
+use crate::sql::{Whole, query};
 use crate::store::{SqliteStore, check_text};
-use crate::tx::writer::Sync;
+use crate::tx::writer::{SqliteQuery, Sync};
 use crate::tx::{SqliteTransaction, require_transaction};
 
 /// How a lane and a number within it make a place in the log.
@@ -18,9 +19,96 @@ pub(crate) const LANE_BITS: u32 = 48;
 
 impl SqliteStore {
     pub(crate) async fn receive_arrivals(&self, arrivals: &[Arrival]) -> Result<Vec<Received>, Error> {
-        if arrivals.is_empty() {
-            return Ok(Vec::new());
+        match self.sql.receive_few.fitting(arrivals.len()) {
+            _ if arrivals.is_empty() => Ok(Vec::new()),
+            Some((size, text)) => self.receive_few(arrivals, size, text).await,
+            None => self.receive_many(arrivals).await,
         }
+    }
+
+    /// Everything in one trip to the thread of the connection: of a small receive the trips are the greater part.
+    async fn receive_few(
+        &self,
+        arrivals: &[Arrival],
+        size: usize,
+        text: &Arc<str>,
+    ) -> Result<Vec<Received>, Error> {
+        let statements = || self.bind_few(query(text), arrivals, size);
+        let (mut write, rows) = self.writer.run_whole(Sync::Durable, statements).await?;
+        let Some(row) = rows.first() else {
+            let text = "messages were not stored; is the row of `head` missing? restore it from a backup";
+            return Err(Error::new(ErrorKind::Store, text));
+        };
+        let (new, last): (i64, i64) = (get(row, 0)?, get(row, 1)?);
+        if new == limit(arrivals.len()) {
+            write.finish();
+            return Ok(vec![Received::New; arrivals.len()]);
+        }
+        // The new ones are stored for good; what of the others is a conflict is kept in a transaction of its own.
+        let known = self.known(write.connection(), arrivals).await?;
+        write.finish();
+        let first = last - limit(arrivals.len()) + 1;
+        let mut received = Vec::with_capacity(arrivals.len());
+        for (seq, arrival) in (first..).zip(arrivals) {
+            received.push(match known.get(&arrival.identity) {
+                // Known a moment ago, purged meanwhile.
+                None => self.receive_one(arrival).await?,
+                known => match verdict(arrival, known, Some(seq)) {
+                    Received::Conflict => self.receive_one(arrival).await?,
+                    verdict => verdict,
+                },
+            });
+        }
+        Ok(received)
+    }
+
+    async fn receive_one(&self, arrival: &Arrival) -> Result<Received, Error> {
+        let received = self.receive_many(std::slice::from_ref(arrival)).await?;
+        Ok(received.first().copied().unwrap_or(Received::New))
+    }
+
+    fn bind_few<'a>(
+        &self,
+        mut statements: SqliteQuery<'a>,
+        arrivals: &'a [Arrival],
+        size: usize,
+    ) -> SqliteQuery<'a> {
+        let mut numbered: Vec<(i64, &Arrival)> = (0..limit(arrivals.len())).rev().zip(arrivals).collect();
+        // Neighbours in the index are inserted one after the other.
+        numbered.sort_unstable_by_key(|(_, arrival)| arrival.identity);
+        let filler = size - arrivals.len();
+        statements = statements.bind(limit(arrivals.len())).bind(self.shift());
+        for (back, arrival) in &numbered {
+            statements = statements
+                .bind(&arrival.identity[..])
+                .bind(&arrival.fingerprint[..])
+                .bind(*back)
+                .bind(arrival.lane);
+        }
+        for _ in 0..filler * Whole::COLUMNS.0 {
+            statements = statements.bind(None::<i64>);
+        }
+        // By lane, because the log is kept lane by lane.
+        numbered.sort_unstable_by_key(|(back, arrival)| (arrival.lane, std::cmp::Reverse(*back)));
+        statements = statements.bind(self.shift());
+        for (back, Arrival { message, identity, lane, .. }) in numbered {
+            statements = statements
+                .bind(i64::from(*lane) << LANE_BITS)
+                .bind(back)
+                .bind(&identity[..])
+                .bind(message.scope.as_str())
+                .bind(message.id.as_str())
+                .bind(message.kind.as_str())
+                .bind(message.key.as_deref())
+                .bind(message.headers.to_stored())
+                .bind(&message.payload[..])
+                .bind(message.not_before.map(jiff::Timestamp::as_microsecond));
+        }
+        // What is not bound is null.
+        statements
+    }
+
+    async fn receive_many(&self, arrivals: &[Arrival]) -> Result<Vec<Received>, Error> {
         let mut write = self.writer.begin(Sync::Durable).await?;
         let connection = write.connection();
         let row = query(&self.sql.next_seqs)
@@ -228,7 +316,7 @@ fn verdict(arrival: &Arrival, known: Option<&Known>, seq: Option<i64>) -> Receiv
 }
 
 fn sixteen(bytes: &[u8]) -> Result<[u8; 16], Error> {
-    bytes.try_into().map_err(|_| {
-        Error::new(oncebox_core::ErrorKind::Store, "a stored identity or fingerprint does not have 16 bytes")
-    })
+    bytes
+        .try_into()
+        .map_err(|_| Error::new(ErrorKind::Store, "a stored identity or fingerprint does not have 16 bytes"))
 }

@@ -49,6 +49,7 @@ macro_rules! statements {
         #[derive(Debug)]
         pub(crate) struct Sql {
             pub(crate) prefix: String,
+            pub(crate) receive_few: Whole,
             pub(crate) seen: Insert,
             pub(crate) seen_inline: Insert,
             pub(crate) log: Insert,
@@ -64,6 +65,7 @@ macro_rules! statements {
                 let insert = |text, columns| Insert::new(&render(text, prefix), columns);
                 Ok(Self {
                     prefix: prefix.to_owned(),
+                    receive_few: Whole::new(&render(include_str!("sql/receive_few.sql"), prefix)),
                     seen: insert(include_str!("sql/insert_seen.sql"), 5),
                     seen_inline: insert(include_str!("sql/insert_seen_inline.sql"), 3),
                     log: insert(include_str!("sql/insert_log.sql"), 10),
@@ -211,6 +213,37 @@ impl Insert {
             rows = rest;
             Some((text, piece))
         })
+    }
+}
+
+/// A whole receive, in the same sizes.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    sizes: Vec<(usize, Arc<str>)>,
+}
+
+impl Whole {
+    /// How many values a row of `seen` and one of the log have.
+    pub(crate) const COLUMNS: (usize, usize) = (4, 10);
+
+    fn new(text: &str) -> Self {
+        let rows = |size: usize, columns: usize| {
+            let row = format!("({})", vec!["?"; columns].join(","));
+            vec![row.as_str(); size].join(",")
+        };
+        // Here every parameter goes without a number, the clock's shift too: each comes after the one before it.
+        let text = text.replace("?1", "?");
+        let sizes = SIZES.iter().rev().map(|size| {
+            let (seen, log) = Self::COLUMNS;
+            let text = text.replace("{seen}", &rows(*size, seen)).replace("{log}", &rows(*size, log));
+            (*size, Arc::from(text))
+        });
+        Self { sizes: sizes.collect() }
+    }
+
+    /// The statements for so many rows, and the size they have room for; `None` when that is too many.
+    pub(crate) fn fitting(&self, rows: usize) -> Option<(usize, &Arc<str>)> {
+        self.sizes.iter().find(|(size, _)| *size >= rows).map(|(size, text)| (*size, text))
     }
 }
 

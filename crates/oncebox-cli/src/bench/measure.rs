@@ -32,10 +32,12 @@ type Tables<T> = <<T as crate::target::Target>::Store as Store>::Connection;
 
 /// Measures everything and removes its tables again.
 pub(crate) async fn all<T: Yard>(place: &Place, plan: &Plan) -> Result<Report, String> {
-    let bar = progress_bar(plan, plan.rounds * 12 + 2);
+    let bar = progress_bar(plan, plan.rounds * 14 + 2);
     let mut rounds = Vec::new();
     for _ in 0..plan.rounds {
-        rounds.push(on_fresh_tables::<T, _, _>(place, async |yard| round(&yard, plan, &bar).await).await?);
+        rounds.push(
+            on_fresh_tables::<T, _, _>(place, async |yard| round(place, &yard, plan, &bar).await).await?,
+        );
     }
     bar.set_message("latency");
     let latency_ms = on_fresh_tables::<T, _, _>(place, async |yard| latency(place, &yard).await).await?;
@@ -63,6 +65,8 @@ pub(crate) async fn all<T: Yard>(place: &Place, plan: &Plan) -> Result<Report, S
             ingest_duplicates: median(|round| round.ingest_duplicates),
             process: median(|round| round.process),
             process_batch: median(|round| round.process_batch),
+            process_others: median(|round| round.process_others),
+            process_batch_others: median(|round| round.process_batch_others),
             inline: median(|round| round.inline),
         },
         latency_ms,
@@ -117,10 +121,12 @@ struct Round {
     ingest_duplicates: f64,
     process: f64,
     process_batch: f64,
+    process_others: f64,
+    process_batch_others: f64,
     inline: f64,
 }
 
-async fn round<T: Yard>(yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Round, String> {
+async fn round<T: Yard>(place: &Place, yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Round, String> {
     let mut figures = Round::default();
     let fast = plan.messages;
     // What commits one by one is many times slower.
@@ -159,6 +165,13 @@ async fn round<T: Yard>(yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Roun
     step("process");
     figures.process = rate(fast, async { run(single.clone()).drain().await.map_err(text) }).await?;
 
+    // A handle of its own, as another process has it.
+    let elsewhere = T::open(place, 4).await?;
+    let other = Inbox::new(elsewhere.store());
+    receive(&other, &messages("single", "other", fast)).await?;
+    step("process, received elsewhere");
+    figures.process_others = rate(fast, async { run(single.clone()).drain().await.map_err(text) }).await?;
+
     step("recipe");
     for chunk in self::rows("recipe", fast).chunks(BATCH) {
         yard.recipe_fill(chunk).await.map_err(text)?;
@@ -178,6 +191,11 @@ async fn round<T: Yard>(yard: &T, plan: &Plan, bar: &ProgressBar) -> Result<Roun
     receive(&batch, &messages("set", "set", fast)).await?;
     step("process, set-based");
     figures.process_batch = rate(fast, async { run(batch.clone()).drain().await.map_err(text) }).await?;
+    receive(&other, &messages("set", "other-set", fast)).await?;
+    elsewhere.close().await;
+    step("process, set-based, received elsewhere");
+    figures.process_batch_others =
+        rate(fast, async { run(batch.clone()).drain().await.map_err(text) }).await?;
     step("recipe, set-based");
     for chunk in self::rows("recipe-set", fast).chunks(BATCH) {
         yard.recipe_fill(chunk).await.map_err(text)?;

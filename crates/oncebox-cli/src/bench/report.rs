@@ -37,6 +37,9 @@ pub(crate) struct Oncebox {
     pub(crate) ingest_duplicates: f64,
     pub(crate) process: f64,
     pub(crate) process_batch: f64,
+    /// What another process has received; the two above were received here.
+    pub(crate) process_others: f64,
+    pub(crate) process_batch_others: f64,
     pub(crate) inline: f64,
 }
 
@@ -76,7 +79,9 @@ impl Report {
         row("ingest, one by one, 8 at once", None, Some(recipe.ingest), own.ingest_single);
         row("ingest, all duplicates", None, None, own.ingest_duplicates);
         row("process, one statement each", Some(floor.handler_loop), Some(recipe.process), own.process);
+        row("  … received by another process", None, None, own.process_others);
         row("process, set-based", Some(floor.handler_batch), Some(recipe.process_batch), own.process_batch);
+        row("  … received by another process", None, None, own.process_batch_others);
         row("inline", None, None, own.inline);
         println!("\n  ratios");
         ratio("batch ingest / bare insert", own.ingest_batch / floor.insert);

@@ -114,6 +114,29 @@ impl Writer {
         }
     }
 
+    /// Waits for its turn and runs statements that begin and commit one transaction; the turn goes on.
+    pub(crate) async fn run_whole<'a>(
+        &self,
+        sync: Sync,
+        statements: impl Fn() -> SqliteQuery<'a> + Send,
+    ) -> Result<(Write, Vec<SqliteRow>), Error> {
+        let mut write = self.take(sync).await?;
+        write.watch().let_commit(true);
+        let asked = Instant::now();
+        loop {
+            match statements().fetch_all(write.connection()).await {
+                Ok(rows) => return Ok((write, rows)),
+                Err(error) if is_busy(&error) && asked.elapsed() < PATIENCE => {
+                    // Open only when it was the commit that had to wait.
+                    let _ = write.connection().execute("rollback").await;
+                    write.pause().await;
+                }
+                // The connection is closed, which rolls back.
+                Err(error) => return Err(classify(error)),
+            }
+        }
+    }
+
     /// Closes the write connections, after whoever is writing.
     pub(crate) async fn close(&self) {
         let mut slot = self.slot.lock().await;

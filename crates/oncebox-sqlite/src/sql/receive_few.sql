@@ -1,0 +1,20 @@
+-- receive_few.sql: a whole receive in one go: numbers off the head, seen (the unique index is the referee), the log
+-- Each row says how far its number is from the last one given out. Rows of nulls fill up to a size that is prepared.
+-- Answers how many were new, and the last number.
+begin immediate;
+update {prefix}head set seq = seq + ?;
+insert into {prefix}seen (identity, fingerprint, seq, lane, seen_at)
+select v.column1, v.column2, (select seq from {prefix}head) - v.column3, v.column4, (select {now})
+from (values {seen}) as v
+where v.column1 is not null and exists (select 1 from {prefix}head)
+on conflict (identity) do nothing;
+insert into {prefix}log (place, identity, scope, id, kind, key, headers, payload, not_before, received_at)
+select v.column1 + (select seq from {prefix}head) - v.column2, v.column3, v.column4, v.column5, v.column6, v.column7,
+    v.column8, v.column9, v.column10, (select {now})
+from (values {log}) as v
+where v.column1 is not null and exists (
+    select 1 from {prefix}seen s
+    where s.identity = v.column3 and s.seq = (select seq from {prefix}head) - v.column2
+);
+select changes(), seq from {prefix}head;
+commit

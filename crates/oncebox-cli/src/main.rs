@@ -24,7 +24,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 /// Makes each message count exactly once in effect.
 #[derive(Debug, Parser)]
-#[command(name = "oncebox", version, about, arg_required_else_help = true)]
+#[command(name = "oncebox", version, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -125,7 +125,10 @@ async fn serve_on<St: ServiceStore>(
         }
     }
     let listen = config.http.listen;
-    let cannot = |error| Error::caused(ErrorKind::Unavailable, format!("cannot listen on {listen}"), error);
+    let cannot = |error| {
+        let text = format!("cannot listen on {listen}; end what listens there, or set `listen` in [http]");
+        Error::caused(ErrorKind::Unavailable, text, error)
+    };
     let listener = Listener::bind(&config.http).await.map_err(cannot)?;
     let address = listener.address().map_err(cannot)?;
     let shutdown = config.run.shutdown;

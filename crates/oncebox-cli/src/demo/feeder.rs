@@ -214,8 +214,7 @@ impl Runner {
 
     /// Stops or continues the process (`SIGSTOP`, `SIGCONT`).
     pub(crate) fn signal(&self, signal: Signal) -> Result<(), String> {
-        let pid =
-            self.child.id().and_then(|pid| i32::try_from(pid).ok()).ok_or("a runner has ended")?;
+        let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok()).ok_or("a runner has ended")?;
         kill(Pid::from_raw(pid), signal).map_err(|error| format!("a runner could not be signalled: {error}"))
     }
 

@@ -60,10 +60,7 @@ pub(crate) async fn run_until_killed<T: Subject>(subject: &T, journal: &Journal)
 }
 
 /// Dead after exactly as many deaths as it has attempts, its bytes kept; the others of its batch are handled once.
-pub async fn a_message_that_kills_the_process_is_dead_after_its_attempts<T: Subject>(
-    subject: T,
-    test: &str,
-) {
+pub async fn a_message_that_kills_the_process_is_dead_after_its_attempts<T: Subject>(subject: T, test: &str) {
     let journal = Journal::create();
     let neighbours = deliver::<T>(&subject, &journal, KIND).await;
     deaths_until_idle(&subject, &journal, test).await;

@@ -7,6 +7,7 @@ use crate::fixtures::{KIND, drain, handler, ids, message, receive, registered};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 
+/// Two sources may use the same id, and so may two handlers.
 pub async fn the_same_id_in_two_scopes_is_two_messages<T: Subject>(subject: T) {
     let inbox = Inbox::new(subject.store())
         .on(KIND, handler("charge", recording::<T>("charge")))
@@ -87,6 +88,7 @@ pub async fn ids_are_compared_byte_by_byte<T: Subject>(subject: T) {
     assert_eq!(seen, expected);
 }
 
+/// SQLite would keep 1, '1' and x'31' apart or not, as the column is declared.
 pub async fn ids_that_look_like_numbers_are_texts<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
@@ -109,6 +111,7 @@ fn keyed_by_itself(id: &str) -> Message {
     message(id).key(id)
 }
 
+/// A unique index takes no id at all as often as it comes, so there must be one.
 pub async fn an_empty_id_is_refused<T: Subject>(subject: T) {
     let inbox = Inbox::new(subject.store());
     for wrong in ["", "a\0b"] {

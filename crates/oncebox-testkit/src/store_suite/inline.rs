@@ -43,6 +43,7 @@ pub async fn inline_and_stored_messages_share_their_memory<T: Subject>(subject: 
     assert_once(&subject, &[message("inline"), message("stored")], &["charge"]).await;
 }
 
+/// Nothing that came under a known id is dropped unseen.
 pub async fn an_inline_message_with_other_bytes_is_a_conflict<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
@@ -56,6 +57,7 @@ pub async fn an_inline_message_with_other_bytes_is_a_conflict<T: Subject>(subjec
     assert_eq!(inbox.store().conflicts(10).await.unwrap().len(), 1);
 }
 
+/// A statement may answer for two copies with one row.
 pub async fn copies_in_one_inline_call_are_one_message<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
@@ -196,6 +198,7 @@ pub async fn an_inline_message_nobody_wants_is_stored<T: Subject>(subject: T) {
     assert_eq!(ids(&subject, "late").await, ["stray"]);
 }
 
+/// Nobody looks first and writes later.
 pub async fn copies_processed_at_the_same_time_are_one_message<T: Subject>(subject: T) {
     let inbox = |store| Inbox::new(store).on(KIND, handler("charge", recording::<T>("charge")));
     let first = registered(inbox(subject.store())).await;

@@ -47,6 +47,7 @@ pub async fn what_a_handler_publishes_is_sent_once_it_is_committed<T: Subject>(s
     assert!(inbox.store().outbox().await.unwrap().iter().all(|status| status.waiting == 0));
 }
 
+/// A message that was flushed before the commit would be one about nothing.
 pub async fn what_was_rolled_back_is_never_sent<T: Subject>(subject: T) {
     let inbox = registered(paying(subject.store(), |message, attempt| {
         message.id == "m-003" && attempt < 3 || message.id == "m-007"

@@ -48,6 +48,7 @@ fn digest(message: &Message) -> String {
     })
 }
 
+/// NUL, invalid UTF-8, and JSON in a spelling that a database would tidy up.
 pub async fn payload_bytes_come_out_as_they_went_in<T: Subject>(subject: T) {
     let write_digest = |mut tx: TxOf<T>, message: Message| async move {
         T::record(&mut tx, Effect { note: digest(&message), ..Effect::of("digest", &message) }).await
@@ -153,6 +154,7 @@ pub async fn a_payload_that_cannot_be_read_is_dead_at_once<T: Subject>(subject: 
     assert_eq!(dead, ["bytes", "deep", "empty", "nan"]);
 }
 
+/// Whoever sends it hears of it before anything is stored.
 pub async fn a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_not<T: Subject>(subject: T) {
     let count = |mut tx: TxOf<T>, message: Message| async move {
         let note = message.payload.len().to_string();

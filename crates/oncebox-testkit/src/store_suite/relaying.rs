@@ -33,6 +33,7 @@ fn ids_sent(broker: &MemoryBroker) -> Vec<String> {
     broker.sent().into_iter().map(|message| message.id).collect()
 }
 
+/// The others are sent, and it is tried with pauses until it is dead.
 pub async fn an_unsendable_message_neither_blocks_nor_spins<T: Subject>(subject: T) {
     let inbox = Inbox::new(subject.store());
     let broker = MemoryBroker::new(1, Manners::GOOD);
@@ -184,6 +185,7 @@ pub async fn a_sink_that_is_away_blames_no_message<T: Subject>(subject: T) {
     assert_eq!(broker.sent().len(), 5);
 }
 
+/// Whoever takes rows and skips locked ones would send 3 and 4 before 1 and 2.
 pub async fn two_relays_at_once_keep_the_order_of_each_key<T: Subject>(subject: T) {
     let keys = ["a", "b", "c", "d", "e", "f"];
     let broker = MemoryBroker::new(1, Manners::GOOD);

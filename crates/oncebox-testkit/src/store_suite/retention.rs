@@ -31,6 +31,7 @@ async fn purge<St: AdminStore>(store: &St, retention: Retention) -> Purged {
     }
 }
 
+/// By the database's clock, and not a moment less.
 pub async fn an_id_blocks_duplicates_until_its_time_is_over<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;

@@ -33,6 +33,7 @@ pub async fn a_badly_behaved_source_has_each_effect_once_when_stored<T: Subject>
     bad_source(&subject, Way::Stored).await;
 }
 
+/// The same when messages are handled before they are acknowledged.
 pub async fn a_badly_behaved_source_has_each_effect_once_inline<T: Subject>(subject: T) {
     bad_source(&subject, Way::Inline).await;
 }

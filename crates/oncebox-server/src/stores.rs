@@ -21,7 +21,7 @@ use crate::config::StoreConfig;
 use crate::handlers::statement::{Parameter, Statement};
 
 /// How long the try may take that finds out why a server did not answer.
-pub(crate) const LAST_TRY: Duration = Duration::from_secs(2);
+const LAST_TRY: Duration = Duration::from_secs(2);
 
 /// A store that a service can run on.
 pub(crate) trait ServiceStore: AdminStore {
@@ -46,6 +46,14 @@ pub(crate) trait ServiceStore: AdminStore {
 
     /// Lets the database look at a statement without running it.
     fn prepare(tx: &mut Self::Driver, sql: &Sql) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+}
+
+/// Opens the store within its `connect_timeout`, and a little longer: the store itself knows why it took so long.
+pub(crate) async fn open_in_time<St: ServiceStore>(config: &StoreConfig) -> Result<St, Error> {
+    let limit = config.connect_timeout;
+    tokio::time::timeout(limit + 2 * LAST_TRY, St::open(config)).await.map_err(|_| {
+        Error::new(ErrorKind::Unavailable, format!("the store did not answer within {limit:?}"))
+    })?
 }
 
 /// A statement in the words of one database.

@@ -24,7 +24,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 /// Makes each message count exactly once in effect.
 #[derive(Debug, Parser)]
-#[command(name = "oncebox", version, about, arg_required_else_help = true)]
+#[command(name = "oncebox", version, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -39,7 +39,7 @@ enum Command {
     /// Validate a configuration, connect to everything in it, and say what would run.
     #[cfg(feature = "serve")]
     Check(check::Options),
-    /// At-least-once traffic into worker processes that are killed at random, then the count.
+    /// At-least-once traffic into processes that are killed at random, then the count.
     Demo(demo::Options),
     /// What a store can do, beside the same server's floor and the plain recipe.
     Bench(bench::Options),
@@ -52,9 +52,9 @@ enum Command {
     Completions(shell::Completions),
     /// Print the page for `man`, or write one per command into a folder.
     Man(shell::Man),
-    /// One worker process of the demo.
+    /// One process of the demo.
     #[command(hide = true)]
-    DemoWorker(demo::worker::Options),
+    DemoRunner(demo::runner::Options),
 }
 
 fn main() -> ExitCode {
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
             Command::Operate(operation) => operate::operate(operation).await,
             Command::Completions(options) => shell::completions(&Cli::command(), &options),
             Command::Man(options) => shell::man(&Cli::command(), &options),
-            Command::DemoWorker(options) => demo::worker::work(options).await.map(|()| true),
+            Command::DemoRunner(options) => demo::runner::work(options).await.map(|()| true),
         }
     });
     match result {

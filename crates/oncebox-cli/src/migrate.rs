@@ -1,19 +1,11 @@
 //! `oncebox migrate`: brings a store's tables up to date, says how they are, or prints the SQL.
 
-use std::path::Path;
-use std::time::Duration;
-
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use oncebox::{Error, MariaStore, PgStore, SqliteStore, mariadb, postgres, sqlite};
 use serde::Serialize;
-use sqlx::mysql::MySqlPoolOptions;
-use sqlx::postgres::PgPoolOptions;
 
-use crate::target::Place;
-
-/// How long a server may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+use crate::target::{Place, reach};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -88,8 +80,7 @@ impl Database {
         } else if place.is_mariadb() {
             Self::Mariadb { url: place.url, schema: name("oncebox") }
         } else {
-            let file = place.url.trim_start_matches("sqlite:").trim_start_matches("//").to_owned();
-            Self::Sqlite { file, prefix: name("oncebox_") }
+            Self::Sqlite { file: reach::sqlite_file(&place.url).to_owned(), prefix: name("oncebox_") }
         })
     }
 
@@ -109,31 +100,26 @@ impl Database {
     async fn open(&self) -> Result<Tables, String> {
         match self {
             Self::Sqlite { file, prefix } => {
-                let store = SqliteStore::open(file).await.map_err(told)?;
+                let store = SqliteStore::open(file).await.map_err(|error| reach::not_opened(file, &error))?;
                 Ok(Tables::Sqlite(store.prefix(prefix).map_err(told)?))
             }
             Self::Postgres { url, schema } => {
-                // The pool tries again for as long as it may; a person at a terminal wants to hear of it.
-                let pool = PgPoolOptions::new().max_connections(2).acquire_timeout(PATIENCE).connect(url);
-                let pool = pool.await.map_err(|error| format!("Postgres cannot be reached: {error}"))?;
-                Ok(Tables::Postgres(PgStore::new(pool).schema(schema).map_err(told)?))
+                let store = PgStore::new(reach::postgres(url, 2).await?);
+                Ok(Tables::Postgres(store.schema(schema).map_err(told)?))
             }
             Self::Mariadb { url, schema } => {
-                let pool = MySqlPoolOptions::new().max_connections(2).acquire_timeout(PATIENCE).connect(url);
-                let pool = pool.await.map_err(|error| format!("MariaDB cannot be reached: {error}"))?;
-                Ok(Tables::Mariadb(MariaStore::new(pool).schema(schema).map_err(told)?))
+                let store = MariaStore::new(reach::mariadb(url, 2).await?);
+                Ok(Tables::Mariadb(store.schema(schema).map_err(told)?))
             }
         }
     }
 
     /// Opens it without making a file that is not there.
     async fn open_existing(&self) -> Result<Tables, String> {
-        match self {
-            Self::Sqlite { file, .. } if !Path::new(file.split('?').next().unwrap_or_default()).exists() => {
-                Err(format!("there is no file `{file}`; `oncebox migrate up` makes it"))
-            }
-            _ => self.open().await,
+        if let Self::Sqlite { file, .. } = self {
+            reach::existing(file, "`oncebox migrate up` makes it")?;
         }
+        self.open().await
     }
 }
 
@@ -227,13 +213,6 @@ impl Report {
     }
 }
 
-/// The error with what caused it, which is where the database says what it did not like.
 fn told(error: Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        text.push_str(&format!(": {cause}"));
-        source = cause.source();
-    }
-    text
+    error.to_string()
 }

@@ -36,7 +36,9 @@ pub(crate) fn man(command: &clap::Command, options: &Man) -> Result<bool, String
                 .map_err(|error| format!("the page cannot be made: {error}"))?;
             print(&page)
         }
-        Some(folder) => write(command, folder).map_err(|error| format!("`{}`: {error}", folder.display())),
+        Some(folder) => write(command, folder).map_err(|error| {
+            format!("the pages cannot be written to `{}`: {error}; name a folder of yours", folder.display())
+        }),
     }
 }
 

@@ -1,12 +1,12 @@
 //! A store with a table of the user's in it, on whichever database a URL names.
 
 pub(crate) mod mariadb;
+pub(crate) mod reach;
 
 use std::future::Future;
 use std::path::Path;
 
 use oncebox::{PgStore, SqliteStore, Store};
-use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, SqliteConnection, SqlitePool};
 
 pub(crate) use mariadb::MariaTarget;
@@ -78,10 +78,11 @@ impl Place {
             return Ok(());
         }
         // The URL may hold a password, so only its beginning is shown.
-        let scheme = self.url.split(':').next().unwrap_or_default();
-        Err(format!(
-            "store URL begins with `{scheme}:`; use `sqlite:FILE`, `postgres://…` or `mysql://…` (MariaDB)"
-        ))
+        let begins = match self.url.split_once(':') {
+            Some((scheme, _)) => format!("begins with `{scheme}:`"),
+            None => "does not begin with the name of a store".to_owned(),
+        };
+        Err(format!("store URL {begins}; use `sqlite:FILE`, `postgres://…` or `mysql://…` (MariaDB)"))
     }
 
     fn ledger(&self) -> String {
@@ -106,7 +107,7 @@ impl Target for SqliteTarget {
     type Store = SqliteStore;
 
     async fn open(place: &Place, _connections: u32) -> Result<Self, String> {
-        let file = place.url.trim_start_matches("sqlite:").trim_start_matches("//").to_owned();
+        let file = reach::sqlite_file(&place.url).to_owned();
         let store = SqliteStore::open(&file).await.map_err(|error| error.to_string())?;
         Ok(Self { pool: store.pool().clone(), store, file })
     }
@@ -181,11 +182,7 @@ impl Target for PgTarget {
     type Store = PgStore;
 
     async fn open(place: &Place, connections: u32) -> Result<Self, String> {
-        let pool = PgPoolOptions::new()
-            .max_connections(connections)
-            .connect(&place.url)
-            .await
-            .map_err(|error| format!("Postgres cannot be reached: {error}"))?;
+        let pool = reach::postgres(&place.url, connections).await?;
         let store = PgStore::new(pool.clone()).schema(&place.schema).map_err(|error| error.to_string())?;
         Ok(Self { pool, store, place: place.clone() })
     }

@@ -26,9 +26,9 @@ async fn token(service: &Service, name: &str, role: &str) -> String {
     made["token"].as_str().unwrap().to_owned()
 }
 
-/// Security rule 15, made from the description: every operation, with every role and with none.
+/// Made from the description: every operation, with every role and with none.
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_15_every_operation_is_for_the_roles_that_the_description_names() {
+async fn every_operation_is_for_the_roles_that_the_description_names() {
     let place = with_token();
     let service = place.serve(&[]);
     let mut roles = Vec::new();
@@ -91,9 +91,9 @@ fn fill(path: &str) -> String {
     parts.collect::<Vec<_>>().join("/")
 }
 
-/// Security rule 13: also a request that began before.
+/// Also a request that began before.
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_13_a_revoked_token_changes_nothing_with_a_request_it_had_begun() {
+async fn a_revoked_token_changes_nothing_with_a_request_it_had_begun() {
     let place = with_token();
     let service = place.serve(&[]);
     let boss = create(&service, CONFIGURED, json!({ "name": "boss", "role": "admin" })).await;
@@ -113,9 +113,8 @@ async fn rule_13_a_revoked_token_changes_nothing_with_a_request_it_had_begun() {
     assert_eq!(listed.json()["tokens"], json!([]));
 }
 
-/// Security rule 13.
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_13_a_token_is_shown_once_kept_as_a_hash_and_worthless_once_revoked() {
+async fn a_token_is_shown_once_kept_as_a_hash_and_worthless_once_revoked() {
     let place = with_token();
     let service = place.serve(&[]);
     let made =
@@ -193,9 +192,8 @@ async fn rule_13_a_token_is_shown_once_kept_as_a_hash_and_worthless_once_revoked
     assert!(everything.windows(64).any(|bytes| bytes == hash.as_bytes()), "its hash is");
 }
 
-/// Security rule 26.
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_26_every_wrong_guess_gets_the_same_answer_and_the_right_token_still_works() {
+async fn every_wrong_guess_gets_the_same_answer_and_the_right_token_still_works() {
     let place = with_token();
     let service = place.serve(&[]);
     let reader = token(&service, "reader", "read").await;

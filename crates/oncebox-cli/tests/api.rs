@@ -79,9 +79,8 @@ async fn the_api_tells_what_waits_what_failed_and_why() {
     assert_eq!(duplicates().await["conflicts"][0]["payload"], "other bytes");
 }
 
-/// Security rule 16.
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_16_a_web_page_can_neither_post_nor_read() {
+async fn a_web_page_can_neither_post_nor_read() {
     let place = Place::new("");
     let service = place.serve(&[]);
     let pause = async |headers: &[(&str, &str)]| {

@@ -1,4 +1,4 @@
-//! The crash test: worker processes killed with SIGKILL and frozen with SIGSTOP in a storm of duplicates, then every
+//! The crash test: processes killed with SIGKILL and frozen with SIGSTOP in a storm of duplicates, then every
 //! effect counted in a table without a unique key. It is the `demo` command with more of everything; for a long run
 //! give that command a larger `--crashes`, `--messages` and a `--seed` of your own.
 
@@ -26,7 +26,7 @@ fn storm(store: Option<&str>, seed: &str) {
         "50",
         "--pauses",
         "4",
-        "--workers",
+        "--processes",
         "3",
         "--seed",
         seed,

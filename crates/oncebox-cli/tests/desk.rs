@@ -143,6 +143,7 @@ async fn what_the_service_refuses_is_said_with_the_remedy() {
     for (token, arguments, expected) in [
         (None, &["status"][..], "put one into ONCEBOX_TOKEN"),
         (Some("wrong"), &["status"][..], "wrong, was revoked or has expired"),
+        (Some("canary\nline"), &["status"][..], "check ONCEBOX_TOKEN"),
         (Some(&read[..]), &["pause", "charge"][..], "role operate or admin"),
         (Some(&read[..]), &["send", "a.b"][..], "role ingest or admin"),
         (Some(TOKEN), &["send", "a.b", "--source", "other"][..], "no http source `other`"),

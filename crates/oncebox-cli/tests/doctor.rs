@@ -73,7 +73,6 @@ async fn what_is_wrong_with_a_service_is_found() {
     let (found, _) = findings(&place);
     assert!(has(&found, "handler-unknown", "warning"), "{found:?}");
 
-    // Security rule 28.
     std::fs::write(&path, "[http]\ntoken = \"canary-0123456789-0123456789\"\n").unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
     let (found, good) = findings(&place);

@@ -42,7 +42,7 @@ async fn one_message_gets_the_status_of_the_contract() {
     assert!(answer.body.contains("no id (looked in header:webhook-id)"), "{}", answer.body);
     assert_eq!(post("b", "{}").await.status, 400, "no kind");
     assert_eq!(post("b", "no json").await.status, 400);
-    assert_eq!(post(&"x".repeat(600), body).await.status, 400, "rule 12: an id that is too long");
+    assert_eq!(post(&"x".repeat(600), body).await.status, 400, "an id that is too long");
     assert_eq!(
         post("c", &format!(r#"{{"type":"k","x":"{}"}}"#, "x".repeat(1100))).await.status,
         413,
@@ -50,10 +50,10 @@ async fn one_message_gets_the_status_of_the_contract() {
     );
     assert_eq!(post("c", &"x".repeat(3000)).await.status, 413, "beyond max_body");
     assert_eq!(service.post("/in/none", &[("webhook-id", "1")], body).await.status, 404);
-    assert_eq!(service.get("/in/shop").await.status, 405, "rule 16: nothing changes on GET");
+    assert_eq!(service.get("/in/shop").await.status, 405, "nothing changes on GET");
     assert_eq!(service.get("/nothing").await.status, 404);
     let twice = [("webhook-id", "d"), ("webhook-id", "e")];
-    assert_eq!(service.post("/in/shop", &twice, body).await.status, 400, "rule 6: two ids are none");
+    assert_eq!(service.post("/in/shop", &twice, body).await.status, 400, "two ids are none");
     let stored = stored(&place).await;
     assert_eq!(
         stored,
@@ -61,7 +61,7 @@ async fn one_message_gets_the_status_of_the_contract() {
     );
     for path in ["/in/shop", "/health/live", "/metrics", "/nothing"] {
         let answer = service.get(path).await;
-        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "rule 17 and 18: {path}");
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "{path}");
         assert!(answer.header("content-security-policy").unwrap().contains("frame-ancestors 'none'"));
         assert_eq!(answer.header("access-control-allow-origin"), None);
     }
@@ -146,16 +146,12 @@ async fn signatures_are_checked_and_the_secret_can_be_changed() {
         service.post(path, &headers, body).await.status
     };
     let (new, old) = ("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_b2xkLXNlY3JldA==");
-    assert_eq!(send("/in/shop", new, now, b"{}", b"{}").await, 202, "rule 3: the new secret");
-    assert_eq!(
-        send("/in/shop", old, now, b"{}", b"{}").await,
-        200,
-        "rule 3: the old one meanwhile; rule 5: again"
-    );
+    assert_eq!(send("/in/shop", new, now, b"{}", b"{}").await, 202, "the new secret");
+    assert_eq!(send("/in/shop", old, now, b"{}", b"{}").await, 200, "the old one meanwhile; again");
     assert_eq!(send("/in/shop", "whsec_b3RoZXI=", now, b"{}", b"{}").await, 401);
-    assert_eq!(send("/in/shop", new, now, b"{}", b"{ }").await, 401, "rule 1: other bytes");
-    assert_eq!(send("/in/shop", new, now - 400, b"{}", b"{}").await, 401, "rule 2: too old");
-    assert_eq!(send("/in/shop", new, now + 400, b"{}", b"{}").await, 401, "rule 2: from the future");
+    assert_eq!(send("/in/shop", new, now, b"{}", b"{ }").await, 401, "other bytes");
+    assert_eq!(send("/in/shop", new, now - 400, b"{}", b"{}").await, 401, "too old");
+    assert_eq!(send("/in/shop", new, now + 400, b"{}", b"{}").await, 401, "from the future");
     assert_eq!(
         send("/in/strict", old, now - 60, b"{}", b"{}").await,
         401,
@@ -165,13 +161,12 @@ async fn signatures_are_checked_and_the_secret_can_be_changed() {
     assert_eq!(service.post("/in/shop", &[("webhook-id", "1")], "{}").await.status, 401, "no signature");
     assert_eq!(service.post("/in/hub", &[("x-hub-signature-256", "sha256=00")], "{}").await.status, 401);
     for secret in ["MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "b2xkLXNlY3JldA"] {
-        assert!(!service.log().contains(secret), "rule 20");
+        assert!(!service.log().contains(secret), "a secret is in the log");
     }
 }
 
-/// Security rule 5.
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_5_a_thousand_replays_at_once_are_one_message() {
+async fn a_thousand_replays_at_once_are_one_message() {
     let place = Place::new("");
     let service = std::sync::Arc::new(place.serve(&[]));
     let mut tasks = tokio::task::JoinSet::new();
@@ -200,21 +195,20 @@ async fn deep_json_is_refused_and_the_depth_is_configured() {
     };
     assert_eq!(service.post("/in/default", &[], nested(3)).await.status, 202);
     assert_eq!(service.post("/in/default", &[], nested(4)).await.status, 400);
-    assert_eq!(service.post("/in/default", &[], nested(20_000)).await.status, 400, "rule 25");
+    assert_eq!(service.post("/in/default", &[], nested(20_000)).await.status, 400, "too deep");
     for (number, body) in
         [(1, r#"{"id":"n","type":"k","x":1e999999}"#), (2, r#"{"id":"p","id":"q","type":"k"}"#)]
     {
         let answer = service.post("/in/default", &[], body).await;
-        assert!(matches!(answer.status, 202 | 400), "rule 25, {number}: {answer:?}");
+        assert!(matches!(answer.status, 202 | 400), "{number}: {answer:?}");
     }
     let line = format!(r#"{{"id":"b","kind":"k","payload":{}{}}}"#, "[".repeat(9), "]".repeat(9));
     let answer = service.post("/in/default", &[("content-type", "application/x-ndjson")], line).await;
     assert!(answer.status == 207 && answer.body.contains("nested deeper than 3"), "{}", answer.body);
 }
 
-/// Security rule 10.
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_10_a_body_without_a_length_is_cut_at_the_limit() {
+async fn a_body_without_a_length_is_cut_at_the_limit() {
     let place =
         Place::new("[http]\nlisten = \"127.0.0.1:0\"\nmax_body = \"64KiB\"\nmax_in_flight = \"1MiB\"\n");
     let service = place.serve(&[]);
@@ -237,9 +231,8 @@ async fn rule_10_a_body_without_a_length_is_cut_at_the_limit() {
     assert!(sent < 64 << 20, "{sent} bytes were taken");
 }
 
-/// Security rules 11 and 12.
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_11_slow_clients_are_cut_off_and_others_do_not_wait() {
+async fn slow_clients_are_cut_off_and_others_do_not_wait() {
     let place =
         Place::new("[http]\nlisten = \"127.0.0.1:0\"\nheader_timeout = \"2s\"\nbody_timeout = \"2s\"\n");
     let service = place.serve(&[]);

@@ -47,7 +47,6 @@ async fn dead_letters_are_found_replayed_and_discarded(desk: Desk) {
         shown(&output)
     );
     for nothing in [
-        ["--handler", "other"],
         ["--kind", "x"],
         ["--key", "x"],
         ["--error", "never heard of"],
@@ -56,6 +55,19 @@ async fn dead_letters_are_found_replayed_and_discarded(desk: Desk) {
     ] {
         let output = desk.run(&[&["list"], &nothing[..]].concat());
         assert_eq!(output.status.code(), Some(1), "{nothing:?}: {}", shown(&output));
+        assert!(shown(&output).contains("see `oncebox search`"), "{nothing:?}: {}", shown(&output));
+    }
+    for misspelt in [
+        &["list", "--handler", "chrage"][..],
+        &["replay", "--handler", "chrage", "--yes"][..],
+        &["discard", "--handler", "chrage", "--reason", "a test", "--yes"][..],
+        &["pause", "chrage"][..],
+        &["resume", "chrage"][..],
+    ] {
+        let output = desk.run(misspelt);
+        assert_eq!(output.status.code(), Some(1), "{misspelt:?}: {}", shown(&output));
+        let told = "the store knows no handler `chrage`; it knows: charge\n";
+        assert!(shown(&output).contains(told), "{misspelt:?}: {}", shown(&output));
     }
     let output = desk.run(&["show", "m1"]);
     for word in ["m1 in default", "handler   charge: dead, 1 attempt", "{\"a\":1}", "failed  1", "no_such"] {
@@ -97,19 +109,20 @@ async fn dead_letters_are_found_replayed_and_discarded(desk: Desk) {
     let output = desk.run(&["replay", "--state", "dead", "--yes", "--rate", "3/s"]);
     assert_eq!(text(&output.stdout), "replayed 4\n", "{}", shown(&output));
     assert_eq!(desk.json(&["list", "--state", "dead", "--json"]).len(), 0);
-    assert_eq!(desk.run(&["replay", "m1"]).status.code(), Some(1), "it is not dead now");
+    let output = desk.run(&["replay", "m1"]);
+    assert_eq!(output.status.code(), Some(1), "it is not dead now");
+    assert!(shown(&output).contains("`m1` has no such dead letter"), "{}", shown(&output));
     let output = desk.run(&["resume", "charge"]);
     assert_eq!(text(&output.stdout), "resumed charge\n");
     until("they have failed once more", || async {
         desk.json(&["list", "--state", "dead", "--json"]).len() == 4
     })
     .await;
-    let output = desk.run(&["pause", "nobody"]);
-    assert!(
-        output.status.code() == Some(1) && shown(&output).contains("it knows: charge"),
-        "{}",
-        shown(&output)
-    );
+    let output = desk.run(&["pause", "nobody", "--source"]);
+    assert_eq!(text(&output.stdout), "paused nobody\n");
+    assert!(text(&output.stderr).contains("whether there is a source `nobody`"), "{}", shown(&output));
+    let output = desk.run(&["audit", "--before", "1"]);
+    assert!(shown(&output).contains("nothing was changed before entry 1"), "{}", shown(&output));
 
     let file = desk.place.path().join("body.json");
     std::fs::write(&file, "{}").unwrap();
@@ -175,14 +188,36 @@ async fn dead_letters_are_found_replayed_and_discarded_on_mariadb() {
 #[test]
 fn wrong_arguments_name_the_thing_and_the_remedy() {
     let place = Place::empty();
+    std::fs::write(place.path().join("notes.txt"), "these are notes, and this is no database of anybody's")
+        .unwrap();
+    std::fs::create_dir(place.path().join("folder")).unwrap();
     for (arguments, expected) in [
-        (&["status"][..], "there is no file `oncebox.db`"),
-        (&["list", "--store", "oracle:x"][..], "use `sqlite:FILE`"),
+        (&["status"][..], "there is no file `oncebox.db`; name the store with `--store"),
+        (&["migrate", "status"][..], "there is no file `oncebox.db`; `oncebox migrate up` makes it"),
+        (&["list", "--store", "oracle:x"][..], "begins with `oracle:`; use `sqlite:FILE`"),
+        (&["list", "--store", "notes.txt"][..], "does not begin with the name of a store; use `sqlite:FILE`"),
+        (&["list", "--store", "sqlite:notes.txt"][..], "`notes.txt` cannot be opened"),
+        (&["doctor", "--store", "sqlite:folder"][..], "`folder` is a folder"),
+        (&["migrate", "--store", "sqlite:none/x.db"][..], "a folder that you may write to"),
+        (&["send", "order.placed", "none.json", "--store", "sqlite:new.db"][..], "there is no file `new.db`"),
+        (&["man", "notes.txt"][..], "the pages cannot be written to `notes.txt`"),
         (&["list", "--state", "deaf"][..], "use one of waiting"),
         (&["list", "--since", "5x"][..], "as in 1h"),
         (&["replay", "--rate", "0"][..], "as in 100/s"),
         (&["discard", "m1"][..], "--reason"),
-        (&["status", "--store", "postgres://user:secret@127.0.0.1:1/db"][..], "cannot be reached"),
+        (
+            &["status", "--store", "postgres://user:secret@127.0.0.1:1/db"][..],
+            "Postgres at 127.0.0.1:1 cannot be",
+        ),
+        (&["migrate", "--store", "postgres://user:secret@127.0.0.1:1/db"][..], "Connection refused"),
+        (
+            &["status", "--store", "mysql://user:secret@127.0.0.1:1/db"][..],
+            "MariaDB at 127.0.0.1:1 cannot be",
+        ),
+        (
+            &["status", "--store", "postgres://user:secret@"][..],
+            "write it as in postgres://user@host/database",
+        ),
     ] {
         let output = place.run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", shown(&output));
@@ -190,4 +225,24 @@ fn wrong_arguments_name_the_thing_and_the_remedy() {
         assert!(!shown(&output).contains("secret"));
     }
     assert!(!place.database().exists(), "looking makes nothing");
+}
+
+#[test]
+fn a_store_tells_what_it_cannot_do_and_the_remedy() {
+    let place = Place::empty();
+    assert!(place.run(&["migrate"]).status.success());
+    for (arguments, expected) in [
+        (&["list", "--schema", "other_"][..], "`--schema` names others"),
+        (&["list", "--since", "1h", "--until", "2h"][..], "swap them"),
+        (&["search", "--since", "1h", "--until", "2h"][..], "swap them"),
+        (&["send", "order.placed", "none.json"][..], "`none.json` cannot be read"),
+        (&["token", "create", "desk", "--role", "read", "--expires-in", "0s"][..], "at least a second"),
+    ] {
+        let output = place.run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", shown(&output));
+        assert!(shown(&output).contains(expected), "{arguments:?}: {}", shown(&output));
+    }
+    let output = place.run(&["token", "revoke", "desk"]);
+    assert!(output.status.code() == Some(1) && shown(&output).contains("see `oncebox token list`"));
+    assert!(text(&place.run(&["--help"]).stdout).starts_with("Makes each message count"));
 }

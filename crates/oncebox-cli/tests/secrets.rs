@@ -1,4 +1,4 @@
-//! Security rules 19 and 20: no secret appears anywhere, and nobody writes log lines but the service.
+//! No secret appears anywhere, and nobody writes log lines but the service.
 
 #![allow(clippy::unwrap_used)]
 
@@ -43,7 +43,7 @@ fn brokers() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_20_no_secret_is_ever_shown() {
+async fn no_secret_is_ever_shown() {
     let refusing = Receiver::start(|_, _| status("400 Bad Request", "", "not this one")).await;
     let place = Place::new(&format!(
         "[http]\nlisten = \"127.0.0.1:0\"\ntoken = \"${{TOKEN}}\"\n[log]\nlevel = \"trace\"\n\
@@ -137,7 +137,7 @@ async fn rule_20_no_secret_is_ever_shown() {
 }
 
 #[test]
-fn rule_20_the_password_of_a_store_is_never_shown() {
+fn the_password_of_a_store_is_never_shown() {
     for scheme in ["postgres", "mysql"] {
         let url = format!("{scheme}://user:canary@127.0.0.1:1/shop");
         let place = Place::new(&format!(
@@ -152,9 +152,9 @@ fn rule_20_the_password_of_a_store_is_never_shown() {
     }
 }
 
-/// Security rule 19: whatever a message or an answer brings, a line of the log is a line of ours.
+/// Whatever a message or an answer brings, a line of the log is a line of ours.
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_19_nobody_else_writes_lines_into_the_log() {
+async fn nobody_else_writes_lines_into_the_log() {
     const INJECTED: &str = "a\n2026-01-01T00:00:00Z ERROR forged\u{1b}[2Jb\r\nforged";
     let answers = Receiver::start(|_, _| status("400 Bad Request", "", INJECTED)).await;
     for format in ["json", "human"] {

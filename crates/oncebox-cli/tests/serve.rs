@@ -27,7 +27,7 @@ async fn serve_works_with_no_configuration_at_all() {
     assert_eq!(
         std::os::unix::fs::PermissionsExt::mode(&private.permissions()) & 0o077,
         0,
-        "rule 28: the file is private"
+        "the file is private"
     );
     service.stop();
 }
@@ -135,9 +135,8 @@ async fn the_time_for_stopping_is_limited_and_a_second_signal_ends_at_once() {
     assert_eq!(service.ended().code(), Some(143));
 }
 
-/// Security rule 14.
 #[test]
-fn rule_14_an_address_that_others_reach_needs_a_token() {
+fn an_address_that_others_reach_needs_a_token() {
     let place = Place::new("[http]\nlisten = \"0.0.0.0:0\"\n");
     let output = place.run(&["serve"]);
     assert_eq!(output.status.code(), Some(2));
@@ -169,14 +168,10 @@ async fn with_a_token_other_machines_may_be_listened_to() {
         assert_eq!(send(wrong).await, 401, "{wrong}");
     }
     assert_eq!(service.send("1", "k", "x").await.status, 401, "no token at all");
-    assert_eq!(
-        service.post("/in/nobody", &[], "x").await.status,
-        401,
-        "rule 26: who may not post learns no names"
-    );
+    assert_eq!(service.post("/in/nobody", &[], "x").await.status, 401, "who may not post learns no names");
     assert_eq!(service.get("/metrics").await.status, 401);
     assert_eq!(service.get("/health/live").await.status, 200);
-    assert!(!service.log().contains("canary"), "rule 20: {}", service.log());
+    assert!(!service.log().contains("canary"), "{}", service.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -294,9 +289,8 @@ fn check_says_what_would_run_and_what_would_not() {
     assert_eq!(output.status.code(), Some(2), "there is no configuration");
 }
 
-/// Security rules 20 and 28.
 #[test]
-fn rule_20_and_28_secrets_are_never_shown_and_must_be_private() {
+fn secrets_are_never_shown_and_must_be_private() {
     let place = Place::new(
         "[http]\nlisten = \"127.0.0.1:0\"\ntoken = \"canary-token-canary-token\"\nmax_bodi = \"1MiB\"\n[store]\nurl = \"postgres://u:canary-pw@127.0.0.1:1/x\"\n\
          [source.s]\ntype = \"http\"\nverify = { scheme = \"github\", secret = \"canary-sig\", tolerence = \"1m\" }\n",
@@ -315,11 +309,9 @@ fn rule_20_and_28_secrets_are_never_shown_and_must_be_private() {
     for command in ["serve", "check"] {
         let output = place.run(&[command]);
         let shown = format!("{}{}", text(&output.stdout), text(&output.stderr));
-        assert!(
-            !output.status.success() && shown.contains("cannot be reached")
-                || shown.contains("did not answer"),
-            "{shown}"
-        );
+        assert!(!output.status.success(), "{shown}");
+        assert!(shown.contains("Postgres at 127.0.0.1:1 cannot be reached"), "{shown}");
+        assert!(shown.contains("Connection refused"), "the reason is told: {shown}");
         assert!(!shown.contains("canary"), "{shown}");
     }
     let path = place.path().join("oncebox.toml");

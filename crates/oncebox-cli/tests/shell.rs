@@ -55,7 +55,7 @@ fn completions_are_scripts_that_their_shells_can_read() {
         let output = place.run(&["completions", shell]);
         let script = text(&output.stdout);
         assert!(output.status.success() && script.contains("replay") && script.contains("doctor"), "{shell}");
-        assert!(!script.contains("demo-worker"), "{shell}: what is hidden is left out");
+        assert!(!script.contains("demo-runner"), "{shell}: what is hidden is left out");
     }
     let script = text(&place.run(&["completions", "bash"]).stdout);
     let asked =
@@ -69,13 +69,13 @@ fn completions_are_scripts_that_their_shells_can_read() {
 fn there_is_a_page_for_every_command() {
     let place = Place::empty();
     let page = text(&place.run(&["man"]).stdout);
-    assert!(page.contains(".TH oncebox 1") && page.contains("doctor") && !page.contains("demo-worker"));
+    assert!(page.contains(".TH oncebox 1") && page.contains("doctor") && !page.contains("demo-runner"));
     assert!(place.run(&["man", "pages/man1"]).status.success());
     let has = |name: &str| place.path().join("pages/man1").join(name).exists();
     for name in ["oncebox.1", "oncebox-replay.1", "oncebox-doctor.1", "oncebox-token-create.1"] {
         assert!(has(name), "{name}");
     }
-    assert!(!has("oncebox-demo-worker.1"));
+    assert!(!has("oncebox-demo-runner.1"));
 
     const GUIDE: &str = include_str!("../../../guides/cli.md");
     let commands = page.lines().filter_map(|line| line.strip_prefix("oncebox\\-")?.strip_suffix("(1)"));

@@ -12,6 +12,6 @@ pub trait Gate: Send + Sync + 'static {
 
     /// The handler is about to be called for this many messages.
     ///
-    /// Workers that ask at the same time may together start more than there was room for.
+    /// Loops that ask at the same time may together start more than there was room for.
     fn started(&self, messages: usize);
 }

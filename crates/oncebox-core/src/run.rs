@@ -279,9 +279,9 @@ impl Pace {
     async fn back_off(&mut self, who: &str, failures: &mut u32, seed: u64, error: &Error) {
         *failures += 1;
         if is_outage(error) {
-            tracing::warn!(worker = who, %error, "the store did not answer; trying again");
+            tracing::warn!(who, %error, "the store did not answer; trying again");
         } else {
-            tracing::error!(worker = who, %error, "the store refused; trying again");
+            tracing::error!(who, %error, "the store refused; trying again");
         }
         let delay = Backoff::new(Duration::from_millis(50), Duration::from_secs(5)).delay(*failures, seed);
         tokio::select! {
@@ -302,7 +302,7 @@ fn spawn_tx_workers<St: Store, S: Clone + Send + Sync + 'static>(
     let workers = workers.min(inbox.store.max_transactions().max(1));
     for number in 0..workers {
         let worker = LaneWorker::new(inbox.clone(), handler.clone(), workers);
-        // The first worker of a handler needs nobody's permission, so that no handler starves another.
+        // The first loop of a handler needs nobody's permission, so that no handler starves another.
         let permission = (number > 0).then(|| extra.clone());
         tasks.spawn(work_lanes(inbox.clone(), handler.clone(), worker, permission, pace.clone()));
     }

@@ -17,7 +17,7 @@ fn batch(from: usize, count: usize) -> Vec<Message> {
     (from..from + count).map(|number| Message::new("order", "x").id(number.to_string())).collect()
 }
 
-/// B9: batches of the same ids in opposite order, stored and inline, a few hundred times.
+/// Batches of the same ids in opposite order, stored and inline, a few hundred times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn batches_in_opposite_order_never_surface_a_deadlock() {
     let Some(subject) = MariaSubject::create().await else { return };
@@ -31,15 +31,15 @@ async fn batches_in_opposite_order_never_surface_a_deadlock() {
         inboxes.into_iter().map(|store| Inbox::new(store).on("order", handler("charge", charge))).collect();
     inboxes[0].register().await.unwrap();
     const ROUNDS: usize = 250;
-    let tasks = inboxes.iter().cloned().enumerate().map(|(worker, inbox)| {
+    let tasks = inboxes.iter().cloned().enumerate().map(|(number, inbox)| {
         tokio::spawn(async move {
             let mut new = 0;
             for round in 0..ROUNDS {
                 let mut messages = batch(round * 20, 20);
-                if worker % 2 == 1 {
+                if number % 2 == 1 {
                     messages.reverse();
                 }
-                if worker < 2 {
+                if number < 2 {
                     let answers = inbox.receive(&messages).await.unwrap();
                     new += answers.iter().filter(|answer| **answer == Received::New).count();
                 } else {
@@ -61,7 +61,7 @@ async fn batches_in_opposite_order_never_surface_a_deadlock() {
     assert_eq!(ids.len(), ROUNDS * 20);
 }
 
-/// B50: sixteen receivers and a purge that removes what they wrote a moment ago.
+/// Sixteen receivers and a purge that removes what they wrote a moment ago.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn sixteen_receivers_and_a_purge_get_along() {
     let Some(subject) = MariaSubject::create().await else { return };
@@ -76,11 +76,11 @@ async fn sixteen_receivers_and_a_purge_get_along() {
     let receiving: Vec<_> = stores
         .into_iter()
         .enumerate()
-        .map(|(worker, store)| {
+        .map(|(number, store)| {
             let inbox = Inbox::new(store);
             tokio::spawn(async move {
                 for round in 0..25 {
-                    let answers = inbox.receive(&batch(worker * 10_000 + round * 20, 20)).await.unwrap();
+                    let answers = inbox.receive(&batch(number * 10_000 + round * 20, 20)).await.unwrap();
                     assert_eq!(answers, vec![Received::New; 20]);
                 }
             })

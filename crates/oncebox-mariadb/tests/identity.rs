@@ -19,7 +19,7 @@ const PAIRS: [(&str, &str); 7] = [
     ("a\tb", "a b"),
 ];
 
-/// B20: also in sessions that talk Latin-1, truncate silently or compare in their own way.
+/// Also in sessions that talk Latin-1, truncate silently or compare in their own way.
 #[tokio::test]
 async fn ids_and_keys_that_a_collation_would_merge_are_told_apart() {
     for settings in [

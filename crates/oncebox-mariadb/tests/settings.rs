@@ -110,7 +110,7 @@ async fn a_binary_log_that_is_not_synced_or_not_possible_is_refused() {
     drop(server);
 }
 
-/// B51: a replica, or a primary that is being replaced.
+/// A replica, or a primary that is being replaced.
 #[tokio::test]
 async fn a_server_that_is_read_only_is_refused() {
     let Some((server, pool, store)) = server("").await else { return };

@@ -14,7 +14,7 @@ use support::MariaSubject;
 
 store_suite!(MariaSubject);
 
-/// B7, B50: at these levels InnoDB locks gaps, and rivals get into deadlocks.
+/// At these levels InnoDB locks gaps, and rivals get into deadlocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_isolation_level_has_each_effect_once() {
     for settings in [
@@ -34,7 +34,7 @@ async fn every_isolation_level_has_each_effect_once() {
     }
 }
 
-/// B51: a replica would answer "not seen" for what it has not received yet.
+/// A replica would answer "not seen" for what it has not received yet.
 #[tokio::test]
 async fn a_session_that_accepts_no_writes_is_refused_at_start() {
     let settings = "set session transaction read only";
@@ -45,7 +45,7 @@ async fn a_session_that_accepts_no_writes_is_refused_at_start() {
     assert_eq!(error.kind(), ErrorKind::ReadOnly, "{error}");
 }
 
-/// B46: the server ends the session in the middle of the handler; the message is not to blame.
+/// The server ends the session in the middle of the handler; the message is not to blame.
 #[tokio::test]
 async fn a_connection_lost_in_a_handler_blames_no_message() {
     let Some(subject) = MariaSubject::create().await else { return };
@@ -71,7 +71,7 @@ async fn a_connection_lost_in_a_handler_blames_no_message() {
     assert_eq!(calls.load(Ordering::SeqCst), 2);
 }
 
-/// B48: locks of a session outlive a rollback and leak through poolers, so there are none.
+/// Locks of a session outlive a rollback and leak through poolers, so there are none.
 #[tokio::test]
 async fn a_handlers_transaction_holds_no_lock_of_its_session() {
     let Some(subject) = MariaSubject::create().await else { return };

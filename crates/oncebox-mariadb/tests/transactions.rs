@@ -88,7 +88,7 @@ async fn want_row(tx: &mut MySqlConnection) -> Result<(), sqlx::Error> {
     tx.execute("update pair set value = 10 where id = 1").await.map(drop)
 }
 
-/// B17: 1205 undoes the statement only. Whoever returns it gets everything rolled back and tried again.
+/// 1205 undoes the statement only. Whoever returns it gets everything rolled back and tried again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_wait_that_is_returned_leaves_nothing_behind_and_blames_no_message() {
     let Some(subject) = MariaSubject::create().await else { return };
@@ -121,7 +121,7 @@ async fn a_lock_wait_that_is_returned_leaves_nothing_behind_and_blames_no_messag
     assert_eq!(row.get::<i32, _>(0), 10);
 }
 
-/// B17: a handler that swallows it goes on in the same transaction, as after any refused statement, and all the rest
+/// A handler that swallows it goes on in the same transaction, as after any refused statement, and all the rest
 /// of its work is there once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_swallowed_lock_wait_loses_that_statement_and_no_other() {

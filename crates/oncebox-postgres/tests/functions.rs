@@ -443,7 +443,7 @@ async fn a_rolled_back_transaction_leaves_nothing() {
     .await;
 }
 
-/// B6, for `once` and `receive`.
+/// For `once` and `receive`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rival_is_waited_for_and_believed() {
     common::with_store(async |scratch| {
@@ -495,7 +495,7 @@ async fn copies_that_come_at_the_same_time_are_one_message() {
     .await;
 }
 
-/// B7: 40001 is the database's way to ask for the transaction again.
+/// 40001 is the database's way to ask for the transaction again.
 #[tokio::test]
 async fn at_higher_isolation_a_rival_asks_for_the_transaction_again() {
     common::with_store(async |scratch| {

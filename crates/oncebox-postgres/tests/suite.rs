@@ -13,7 +13,7 @@ use support::PgSubject;
 
 store_suite!(PgSubject);
 
-/// B7: at these levels a rival makes a statement fail with 40001, even with `on conflict do nothing`.
+/// At these levels a rival makes a statement fail with 40001, even with `on conflict do nothing`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_isolation_level_has_each_effect_once() {
     for level in ["repeatable read", "serializable"] {
@@ -31,7 +31,7 @@ async fn every_isolation_level_has_each_effect_once() {
     }
 }
 
-/// B51: a replica would answer "not seen" for what it has not received yet.
+/// A replica would answer "not seen" for what it has not received yet.
 #[tokio::test]
 async fn a_session_that_accepts_no_writes_is_refused_at_start() {
     let settings = [("default_transaction_read_only", "on")];
@@ -41,7 +41,7 @@ async fn a_session_that_accepts_no_writes_is_refused_at_start() {
     assert_eq!(error.kind(), ErrorKind::ReadOnly, "{error}");
 }
 
-/// B46: the server ends the session in the middle of the handler; the message is not to blame.
+/// The server ends the session in the middle of the handler; the message is not to blame.
 #[tokio::test]
 async fn a_connection_lost_in_a_handler_blames_no_message() {
     let Some(subject) = PgSubject::create().await else { return };
@@ -67,7 +67,7 @@ async fn a_connection_lost_in_a_handler_blames_no_message() {
     assert_eq!(calls.load(Ordering::SeqCst), 2);
 }
 
-/// B48: session locks outlive a rollback and leak through poolers, so there are none.
+/// Session locks outlive a rollback and leak through poolers, so there are none.
 #[tokio::test]
 async fn a_handlers_transaction_holds_no_advisory_lock() {
     let Some(subject) = PgSubject::create().await else { return };
@@ -88,7 +88,7 @@ async fn a_handlers_transaction_holds_no_advisory_lock() {
     assert_eq!(notes, ["0", "0"]);
 }
 
-/// B45: the listening session dies, the runner listens again, and what came meanwhile is found.
+/// The listening session dies, the runner listens again, and what came meanwhile is found.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_runner_whose_listener_was_killed_hears_again() {
     let Some(subject) = PgSubject::create().await else { return };

@@ -9,7 +9,7 @@ use url::Url;
 use crate::config::{Action, Config, HandlerConfig, SinkType, SourceType, StoreType, TokenRule};
 use crate::handlers::address;
 use crate::service::use_ring;
-use crate::stores::ServiceStore;
+use crate::stores::{ServiceStore, open_in_time};
 
 /// What would run, and what would not work.
 #[derive(Debug, Clone, Default)]
@@ -162,9 +162,7 @@ async fn open<St: ServiceStore>(config: &Config) -> Result<St, Error> {
             return Err(Error::new(ErrorKind::Schema, text));
         }
     }
-    tokio::time::timeout(config.store.connect_timeout, St::open(&config.store))
-        .await
-        .map_err(|_| Error::new(ErrorKind::Unavailable, "the store did not answer in time"))?
+    open_in_time(&config.store).await
 }
 
 async fn try_handler<St: ServiceStore>(

@@ -129,7 +129,7 @@ async fn nothing() -> Response {
     json_response(StatusCode::NOT_FOUND, &json!({ "error": "there is nothing here", "places": places }))
 }
 
-/// Security rules 17 and 18: nothing here is ever a page, and no other page may read it.
+/// Nothing here is ever a page, and no other page may read it.
 async fn with_safe_headers(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     for (name, value) in [

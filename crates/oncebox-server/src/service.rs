@@ -19,7 +19,7 @@ use crate::keeper::{self, Pauses};
 use crate::listener::Listener;
 use crate::metrics::Metrics;
 use crate::routes;
-use crate::stores::ServiceStore;
+use crate::stores::{ServiceStore, open_in_time};
 
 /// A service that has started.
 #[derive(Debug, Clone)]
@@ -83,12 +83,7 @@ pub(crate) struct App<St: ServiceStore> {
 
 /// Opens the store, makes its tables, and builds the inbox with every configured handler.
 pub(crate) async fn open<St: ServiceStore>(config: &Config, metrics: &Metrics) -> Result<Inbox<St>, Error> {
-    let opening = St::open(&config.store);
-    let limit = config.store.connect_timeout;
-    let store = tokio::time::timeout(limit, opening).await.map_err(|_| {
-        Error::new(ErrorKind::Unavailable, format!("the store did not answer within {limit:?}"))
-    })??;
-    let mut inbox = Inbox::new(store)
+    let mut inbox = Inbox::new(open_in_time::<St>(&config.store).await?)
         .keep(config.store.keep)
         .keep_payload(config.store.keep_payload)
         .limits(Limits { payload_bytes: config.store.max_payload });
@@ -125,7 +120,10 @@ async fn serve_on<St: ServiceStore>(
         }
     }
     let listen = config.http.listen;
-    let cannot = |error| Error::caused(ErrorKind::Unavailable, format!("cannot listen on {listen}"), error);
+    let cannot = |error| {
+        let text = format!("cannot listen on {listen}; end what listens there, or set `listen` in [http]");
+        Error::caused(ErrorKind::Unavailable, text, error)
+    };
     let listener = Listener::bind(&config.http).await.map_err(cannot)?;
     let address = listener.address().map_err(cannot)?;
     let shutdown = config.run.shutdown;

@@ -2,22 +2,26 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use oncebox::admin::AdminStore;
 use oncebox::{Error, ErrorKind, Failure, MariaStore, Message, PgStore, SqliteStore};
 use serde_json::{Map, Value as Json};
 use sqlx::mysql::{MySqlArguments, MySqlConnectOptions, MySqlPoolOptions};
-use sqlx::postgres::{PgArguments, PgPoolOptions};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions};
 use sqlx::query::Query;
 use sqlx::sqlite::SqliteArguments;
 use sqlx::{
-    Arguments, AssertSqlSafe, Executor, MySql, MySqlConnection, PgConnection, Postgres, SqlSafeStr, Sqlite,
-    SqliteConnection,
+    Arguments, AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, PgConnection, Postgres,
+    SqlSafeStr, Sqlite, SqliteConnection,
 };
 
 use crate::config::StoreConfig;
 use crate::handlers::statement::{Parameter, Statement};
+
+/// How long the try may take that finds out why a server did not answer.
+const LAST_TRY: Duration = Duration::from_secs(2);
 
 /// A store that a service can run on.
 pub(crate) trait ServiceStore: AdminStore {
@@ -42,6 +46,14 @@ pub(crate) trait ServiceStore: AdminStore {
 
     /// Lets the database look at a statement without running it.
     fn prepare(tx: &mut Self::Driver, sql: &Sql) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+}
+
+/// Opens the store within its `connect_timeout`, and a little longer: the store itself knows why it took so long.
+pub(crate) async fn open_in_time<St: ServiceStore>(config: &StoreConfig) -> Result<St, Error> {
+    let limit = config.connect_timeout;
+    tokio::time::timeout(limit + 2 * LAST_TRY, St::open(config)).await.map_err(|_| {
+        Error::new(ErrorKind::Unavailable, format!("the store did not answer within {limit:?}"))
+    })?
 }
 
 /// A statement in the words of one database.
@@ -141,8 +153,19 @@ macro_rules! bind {
     }};
 }
 
-fn unreachable(store: &str, error: sqlx::Error) -> Error {
-    Error::caused(ErrorKind::Unavailable, format!("{store} cannot be reached"), error)
+/// A pool tries again until its time is over and does not say why, so one more try tells.
+async fn unreachable<C: Connection>(server: String, options: &C::Options, mut error: sqlx::Error) -> Error {
+    if matches!(error, sqlx::Error::PoolTimedOut)
+        && let Ok(Err(reason)) = tokio::time::timeout(LAST_TRY, C::connect_with(options)).await
+    {
+        error = reason;
+    }
+    let text = format!("{server} cannot be reached (is it running, and is `url` in [store] right?)");
+    Error::caused(ErrorKind::Unavailable, text, error)
+}
+
+fn unreadable(error: sqlx::Error) -> Error {
+    Error::caused(ErrorKind::Invalid, "`url` in [store] cannot be read", error)
 }
 
 impl ServiceStore for SqliteStore {
@@ -182,12 +205,18 @@ impl ServiceStore for SqliteStore {
 
 impl ServiceStore for PgStore {
     async fn open(config: &StoreConfig) -> Result<Self, Error> {
+        let options: PgConnectOptions = config.url.expose().parse().map_err(unreadable)?;
         let pool = PgPoolOptions::new()
             .max_connections(config.connections)
             .acquire_timeout(config.connect_timeout)
-            .connect(config.url.expose())
-            .await
-            .map_err(|error| unreachable("Postgres", error))?;
+            .connect_with(options.clone());
+        let pool = match pool.await {
+            Ok(pool) => pool,
+            Err(error) => {
+                let server = format!("Postgres at {}:{}", options.get_host(), options.get_port());
+                return Err(unreachable::<PgConnection>(server, &options, error).await);
+            }
+        };
         let mut store = PgStore::new(pool).payload_limit(config.max_payload);
         if !config.schema.is_empty() {
             store = store.schema(&config.schema)?;
@@ -221,15 +250,19 @@ impl ServiceStore for PgStore {
 
 impl ServiceStore for MariaStore {
     async fn open(config: &StoreConfig) -> Result<Self, Error> {
-        let unreachable = |error| unreachable("MariaDB", error);
         let options: MySqlConnectOptions =
-            config.url.expose().replacen("mariadb:", "mysql:", 1).parse().map_err(unreachable)?;
+            config.url.expose().replacen("mariadb:", "mysql:", 1).parse().map_err(unreadable)?;
         let pool = MySqlPoolOptions::new()
             .max_connections(config.connections)
             .acquire_timeout(config.connect_timeout)
-            .connect_with(options)
-            .await
-            .map_err(unreachable)?;
+            .connect_with(options.clone());
+        let pool = match pool.await {
+            Ok(pool) => pool,
+            Err(error) => {
+                let server = format!("MariaDB at {}:{}", options.get_host(), options.get_port());
+                return Err(unreachable::<MySqlConnection>(server, &options, error).await);
+            }
+        };
         let mut store = MariaStore::new(pool).payload_limit(config.max_payload);
         if !config.schema.is_empty() {
             store = store.schema(&config.schema)?;

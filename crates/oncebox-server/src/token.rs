@@ -19,7 +19,7 @@ const LONGEST_NAME: usize = 100;
 
 /// Makes a token: the text for its owner, who sees it this once, and what a store keeps of it.
 ///
-/// Fails when the name cannot be one, or the system has no randomness.
+/// Fails when the name cannot be one, when it would expire at once, or when the system has no randomness.
 ///
 /// ```
 /// use oncebox_server::token;
@@ -32,6 +32,9 @@ const LONGEST_NAME: usize = 100;
 /// ```
 pub fn create(name: &str, role: Role, expires_in: Option<Duration>) -> Result<(Secret, TokenInfo), String> {
     check_name(name)?;
+    if expires_in.is_some_and(|length| length.is_zero()) {
+        return Err("the token would expire at once; give it at least a second".to_owned());
+    }
     let mut random = [0; BYTES];
     let source = rustls::crypto::ring::default_provider().secure_random;
     source.fill(&mut random).map_err(|_| "the system has no randomness for a token".to_owned())?;
@@ -92,9 +95,8 @@ fn hexadecimal(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// Security rule 13.
     #[test]
-    fn rule_13_tokens_are_long_random_and_kept_as_a_hash_only() {
+    fn tokens_are_long_random_and_kept_as_a_hash_only() {
         let (one, info) = create("a", Role::Read, Some(Duration::from_secs(60))).unwrap();
         let (other, _) = create("a", Role::Read, None).unwrap();
         assert_ne!(one.expose(), other.expose());

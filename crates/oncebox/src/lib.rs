@@ -6,11 +6,14 @@
 //! - [`Json`], [`Message`], [`Batch`], [`State`], [`Attempt`] and the store's transaction are handler arguments.
 //! - [`Failure`] is what a handler returns; [`Error`] is the library's own.
 //! - [`Source`] and [`Sink`] connect brokers; [`Relay`] has the settings of an outbox relay.
-//! - `SqliteStore` (feature `sqlite`, on by default) `PgStore` (feature `postgres`) and `MariaStore` (feature
+//! - `SqliteStore` (feature `sqlite`, on by default), `PgStore` (feature `postgres`) and `MariaStore` (feature
 //!   `mariadb`) are the stores.
-//! - `RabbitmqSource` and `RabbitmqSink` (feature `rabbitmq`) are a broker's two ends.
+//! - A broker has two ends, and its module their settings: `RabbitmqSource` and `RabbitmqSink` (feature `rabbitmq`),
+//!   `KafkaSource` and `KafkaSink` (`kafka`), `NatsSource` and `NatsSink` (`nats`), `RedisSource` and `RedisSink`
+//!   (`redis`), `MqttSource` and `MqttSink` (`mqtt`), `Amqp1Source` and `Amqp1Sink` (`amqp1`).
 //! - `http::Idempotency` (feature `http`) is a layer for axum that makes a POST with an `Idempotency-Key` count once.
-//! - [`admin`] has what an operator reads; [`Store`] has the calls: list, replay, discard, pause.
+//! - [`admin`] has what an operator reads and changes. [`Store`] has the calls that every runner needs: list, replay,
+//!   discard, pause; [`admin::AdminStore`] adds searching, replays at a rate, audit, tokens and what is wrong.
 
 #[doc(inline)]
 pub use oncebox_core::{

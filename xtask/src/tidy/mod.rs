@@ -9,6 +9,7 @@ mod included;
 mod leftovers;
 mod length;
 mod links;
+mod named_tests;
 mod rust_text;
 mod sql;
 mod stores;
@@ -32,6 +33,7 @@ const CHECKS: &[fn(&Tree) -> Vec<Problem>] = &[
     stores::check,
     links::check,
     included::check,
+    named_tests::check,
     leftovers::check_machine_paths,
     leftovers::check_unfinished,
 ];

@@ -1,5 +1,5 @@
-//! The at-least-once source of the demo: it hands messages to worker processes over pipes, and hands them over again
-//! when a worker dies without having acknowledged them.
+//! The at-least-once source of the demo: it hands messages to runners over pipes, and hands them over again
+//! when a runner dies without having acknowledged them.
 
 use std::collections::{HashMap, VecDeque};
 use std::process::Stdio;
@@ -15,10 +15,10 @@ use tokio::task::JoinHandle;
 
 use crate::target::Place;
 
-/// How many messages a worker may have unacknowledged.
+/// How many messages a runner may have unacknowledged.
 const WINDOW: usize = 400;
 
-/// Deliveries still to be made, and those a worker has not acknowledged.
+/// Deliveries still to be made, and those a runner has not acknowledged.
 pub(crate) struct Feeder {
     state: Mutex<State>,
     changed: Notify,
@@ -28,7 +28,7 @@ struct State {
     queue: VecDeque<String>,
     unacknowledged: HashMap<u64, (usize, String)>,
     next_receipt: u64,
-    /// Nothing is handed over beyond this many deliveries: whoever kills workers raises it.
+    /// Nothing is handed over beyond this many deliveries: whoever kills runners raises it.
     allowed: u64,
     deliveries: u64,
 }
@@ -101,13 +101,13 @@ impl Feeder {
         }
     }
 
-    /// The next deliveries for a worker; waits until there are some.
-    async fn next_for(&self, worker: usize) -> Vec<(u64, String)> {
+    /// The next deliveries for a runner; waits until there are some.
+    async fn next_for(&self, runner: usize) -> Vec<(u64, String)> {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            let taken = self.take(worker);
+            let taken = self.take(runner);
             if !taken.is_empty() {
                 self.changed.notify_waiters();
                 return taken;
@@ -116,9 +116,9 @@ impl Feeder {
         }
     }
 
-    fn take(&self, worker: usize) -> Vec<(u64, String)> {
+    fn take(&self, runner: usize) -> Vec<(u64, String)> {
         let mut state = self.lock();
-        let own = state.unacknowledged.values().filter(|(owner, _)| *owner == worker).count();
+        let own = state.unacknowledged.values().filter(|(owner, _)| *owner == runner).count();
         let allowed = usize::try_from(state.allowed.saturating_sub(state.deliveries)).unwrap_or(usize::MAX);
         let count = WINDOW.saturating_sub(own).min(allowed).min(state.queue.len()).min(100);
         let ids: Vec<String> = state.queue.drain(..count).collect();
@@ -127,7 +127,7 @@ impl Feeder {
             let receipt = state.next_receipt;
             state.next_receipt += 1;
             state.deliveries += 1;
-            state.unacknowledged.insert(receipt, (worker, id.clone()));
+            state.unacknowledged.insert(receipt, (runner, id.clone()));
             taken.push((receipt, id));
         }
         taken
@@ -147,13 +147,13 @@ impl Feeder {
         self.changed.notify_waiters();
     }
 
-    /// What a dead worker has not acknowledged is delivered again.
-    fn lost_worker(&self, worker: usize) {
+    /// What a dead runner has not acknowledged is delivered again.
+    fn lost_runner(&self, runner: usize) {
         let mut state = self.lock();
         let receipts: Vec<u64> = state
             .unacknowledged
             .iter()
-            .filter(|(_, (owner, _))| *owner == worker)
+            .filter(|(_, (owner, _))| *owner == runner)
             .map(|(receipt, _)| *receipt)
             .collect();
         for receipt in receipts {
@@ -170,8 +170,8 @@ impl Feeder {
     }
 }
 
-/// A running worker process.
-pub(crate) struct Worker {
+/// A running process of the demo.
+pub(crate) struct Runner {
     child: Child,
     writer: JoinHandle<Option<ChildStdin>>,
     reader: JoinHandle<()>,
@@ -179,20 +179,20 @@ pub(crate) struct Worker {
     number: usize,
 }
 
-impl Worker {
-    /// Starts this program again as a worker. `number` is never used twice.
+impl Runner {
+    /// Starts this program again as a runner. `number` is never used twice.
     pub(crate) fn start(feeder: &Arc<Feeder>, place: &Place, number: usize) -> Result<Self, String> {
         let program =
             std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
         let mut child = Command::new(program)
-            .args(["demo-worker", "--store", &place.url, "--schema", &place.schema])
+            .args(["demo-runner", "--store", &place.url, "--schema", &place.schema])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .map_err(|error| format!("a worker process could not be started: {error}"))?;
-        let stdin = child.stdin.take().ok_or("a worker process has no stdin")?;
-        let stdout = child.stdout.take().ok_or("a worker process has no stdout")?;
+            .map_err(|error| format!("a runner could not be started: {error}"))?;
+        let stdin = child.stdin.take().ok_or("a runner has no stdin")?;
+        let stdout = child.stdout.take().ok_or("a runner has no stdout")?;
         let source = feeder.clone();
         let writer = tokio::spawn(write_deliveries(source, stdin, number));
         let source = feeder.clone();
@@ -207,16 +207,15 @@ impl Worker {
 
     /// `kill -9`, then delivers again what it had.
     pub(crate) async fn kill(mut self) -> Result<(), String> {
-        self.child.kill().await.map_err(|error| format!("a worker could not be killed: {error}"))?;
+        self.child.kill().await.map_err(|error| format!("a runner could not be killed: {error}"))?;
         self.bury().await;
         Ok(())
     }
 
     /// Stops or continues the process (`SIGSTOP`, `SIGCONT`).
     pub(crate) fn signal(&self, signal: Signal) -> Result<(), String> {
-        let pid =
-            self.child.id().and_then(|pid| i32::try_from(pid).ok()).ok_or("a worker process has ended")?;
-        kill(Pid::from_raw(pid), signal).map_err(|error| format!("a worker could not be signalled: {error}"))
+        let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok()).ok_or("a runner has ended")?;
+        kill(Pid::from_raw(pid), signal).map_err(|error| format!("a runner could not be signalled: {error}"))
     }
 
     /// The status with which it ended by itself, if it has.
@@ -229,23 +228,23 @@ impl Worker {
         self.writer.abort();
         let _ = (&mut self.writer).await;
         let status =
-            self.child.wait().await.map_err(|error| format!("a worker could not be waited for: {error}"))?;
+            self.child.wait().await.map_err(|error| format!("a runner could not be waited for: {error}"))?;
         self.bury().await;
-        if status.success() { Ok(()) } else { Err(format!("a worker process failed: {status}")) }
+        if status.success() { Ok(()) } else { Err(format!("a runner failed: {status}")) }
     }
 
     async fn bury(&mut self) {
         self.writer.abort();
         // Acknowledgements it has written before it died still count.
         let _ = (&mut self.reader).await;
-        self.feeder.lost_worker(self.number);
+        self.feeder.lost_runner(self.number);
     }
 }
 
-async fn write_deliveries(feeder: Arc<Feeder>, mut stdin: ChildStdin, worker: usize) -> Option<ChildStdin> {
+async fn write_deliveries(feeder: Arc<Feeder>, mut stdin: ChildStdin, runner: usize) -> Option<ChildStdin> {
     loop {
         let mut text = String::new();
-        for (receipt, id) in feeder.next_for(worker).await {
+        for (receipt, id) in feeder.next_for(runner).await {
             text.push_str(&format!("{receipt} {id}\n"));
         }
         if stdin.write_all(text.as_bytes()).await.is_err() || stdin.flush().await.is_err() {

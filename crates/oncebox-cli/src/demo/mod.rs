@@ -1,7 +1,7 @@
 //! `oncebox demo`: shows by running that nothing is lost and nothing is done twice.
 
 mod feeder;
-pub(crate) mod worker;
+pub(crate) mod runner;
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use oncebox::Store;
 use oncebox::clock::Seed;
 use serde::Serialize;
 
-use crate::demo::feeder::{Feeder, Worker};
+use crate::demo::feeder::{Feeder, Runner};
 use crate::target::{MariaTarget, PgTarget, Place, SqliteTarget, Target};
 
 #[derive(Debug, Args)]
@@ -22,18 +22,18 @@ pub(crate) struct Options {
     /// How many different messages.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     messages: u64,
-    /// How often a worker process is killed with `kill -9`.
+    /// How often a process is killed with `kill -9`.
     #[arg(long, default_value_t = 10)]
     crashes: u64,
-    /// How often a worker process is frozen for some seconds (SIGSTOP) and goes on, a zombie by then.
+    /// How often a process is frozen for some seconds (SIGSTOP) and goes on, a zombie by then.
     #[arg(long, default_value_t = 0)]
     pauses: u64,
     /// Each message is delivered 1 to this many times.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     copies: u64,
-    /// How many worker processes.
+    /// How many processes receive and handle.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=64))]
-    workers: u16,
+    processes: u16,
     /// Makes the same traffic and the same choice of victims again; random unless set.
     #[arg(long)]
     seed: Option<u64>,
@@ -107,9 +107,9 @@ async fn storm<T: Target>(
     let bar = progress_bar(options);
     let watcher = tokio::spawn(watch(target.clone(), bar.clone()));
 
-    let mut storm = Storm { feeder: feeder.clone(), place, workers: Vec::new(), started: 0 };
-    for _ in 0..options.workers {
-        storm.start_worker()?;
+    let mut storm = Storm { feeder: feeder.clone(), place, runners: Vec::new(), started: 0 };
+    for _ in 0..options.processes {
+        storm.start_runner()?;
     }
     let crashes = storm.strike(options, &seed, &bar).await?;
     settle(target, &mut storm).await?;
@@ -120,22 +120,22 @@ async fn storm<T: Target>(
     judge(target, &ids, feeder.deliveries(), crashes, seconds).await
 }
 
-/// The worker processes under way.
+/// The processes under way.
 struct Storm<'a> {
     feeder: Arc<Feeder>,
     place: &'a Place,
-    workers: Vec<Worker>,
+    runners: Vec<Runner>,
     started: usize,
 }
 
 impl Storm<'_> {
-    fn start_worker(&mut self) -> Result<(), String> {
+    fn start_runner(&mut self) -> Result<(), String> {
         self.started += 1;
-        self.workers.push(Worker::start(&self.feeder, self.place, self.started)?);
+        self.runners.push(Runner::start(&self.feeder, self.place, self.started)?);
         Ok(())
     }
 
-    /// Kills and freezes workers at even distances of the traffic; answers how many were killed.
+    /// Kills and freezes runners at even distances of the traffic; answers how many were killed.
     async fn strike(&mut self, options: &Options, seed: &Seed, bar: &ProgressBar) -> Result<u64, String> {
         let planned = self.feeder.planned();
         let strikes = options.crashes + options.pauses;
@@ -146,18 +146,18 @@ impl Storm<'_> {
             self.alive_until(reached(self.feeder.clone(), at)).await?;
             // Somewhere between receiving, handling and acknowledging.
             tokio::time::sleep(Duration::from_millis(seed.next() % 40)).await;
-            let victim = usize::try_from(seed.next()).unwrap_or(0) % self.workers.len();
+            let victim = usize::try_from(seed.next()).unwrap_or(0) % self.runners.len();
             let pauses_left = options.pauses - (strike - 1 - crashes);
             let pause =
                 pauses_left > 0 && (crashes == options.crashes || seed.next() % strikes < options.pauses);
             if pause {
                 self.freeze(victim, Duration::from_millis(500 + seed.next() % 4000)).await?;
             } else {
-                self.workers.swap_remove(victim).kill().await?;
+                self.runners.swap_remove(victim).kill().await?;
                 crashes += 1;
-                self.start_worker()?;
+                self.start_runner()?;
             }
-            bar.set_message(format!("{crashes} workers killed"));
+            bar.set_message(format!("{crashes} processes killed"));
         }
         self.feeder.allow(u64::MAX);
         let feeder = self.feeder.clone();
@@ -166,12 +166,12 @@ impl Storm<'_> {
     }
 
     async fn freeze(&mut self, victim: usize, time: Duration) -> Result<(), String> {
-        self.workers[victim].signal(Signal::SIGSTOP)?;
+        self.runners[victim].signal(Signal::SIGSTOP)?;
         tokio::time::sleep(time).await;
-        self.workers[victim].signal(Signal::SIGCONT)
+        self.runners[victim].signal(Signal::SIGCONT)
     }
 
-    /// Waits, but not for workers that have ended by themselves: that is an error of theirs.
+    /// Waits, but not for runners that have ended by themselves: that is an error of theirs.
     async fn alive_until(&mut self, done: impl Future<Output = ()>) -> Result<(), String> {
         tokio::pin!(done);
         let mut tick = tokio::time::interval(Duration::from_millis(200));
@@ -179,9 +179,9 @@ impl Storm<'_> {
             tokio::select! {
                 () = &mut done => return Ok(()),
                 _ = tick.tick() => {
-                    for worker in &mut self.workers {
-                        if let Some(status) = worker.ended() {
-                            return Err(format!("a worker process ended by itself: {status}"));
+                    for runner in &mut self.runners {
+                        if let Some(status) = runner.ended() {
+                            return Err(format!("a runner ended by itself: {status}"));
                         }
                     }
                 }
@@ -190,8 +190,8 @@ impl Storm<'_> {
     }
 
     async fn stop(&mut self) -> Result<(), String> {
-        for worker in self.workers.drain(..) {
-            worker.stop().await?;
+        for runner in self.runners.drain(..) {
+            runner.stop().await?;
         }
         Ok(())
     }
@@ -273,11 +273,11 @@ async fn watch<T: Target>(target: T, bar: ProgressBar) {
 fn print_report(report: &Report, options: &Options, place: &Place, seed: u64, clean: bool) {
     let store = place.store_name();
     let line = |name: &str, value: u64, note: &str| println!("  {name:<20}{:>12}   {note}", grouped(value));
-    println!("\noncebox demo on {store}: {} worker processes, seed {seed}\n", options.workers);
+    println!("\noncebox demo on {store}: {} processes, seed {seed}\n", options.processes);
     line("messages", report.messages, "");
     line("deliveries", report.deliveries, "what the at-least-once source handed over");
     line("duplicates dropped", report.duplicates, "");
-    line("workers killed", report.crashes, "kill -9, at random moments");
+    line("processes killed", report.crashes, "kill -9, at random moments");
     line("effects", report.effects, "rows in a table without a unique key");
     line("lost", report.lost, "");
     line("doubled", report.doubled, "");

@@ -9,7 +9,7 @@ use oncebox::store::DeliveryId;
 
 use super::desk::{COUNTED, Desk, Done, PAGE, Part};
 use super::screen::safe;
-use super::{Filter, one_or_more};
+use super::{Filter, one_or_more, tell_unknown_handler};
 
 #[derive(Debug, Args)]
 pub(crate) struct Send {
@@ -75,7 +75,9 @@ pub(super) async fn send(desk: &impl Desk, send: Send) -> Done<bool> {
             std::io::stdin().read_to_end(&mut payload).map_err(|error| format!("standard input: {error}"))?;
         }
         Some(file) => {
-            payload = std::fs::read(file).map_err(|error| format!("`{file}` cannot be read: {error}"))?
+            payload = std::fs::read(file).map_err(|error| {
+                format!("`{file}` cannot be read: {error}; name the file with the payload, or `-` for standard input")
+            })?;
         }
     }
     let mut message = Message::new(send.kind, payload).scope(send.source);
@@ -113,14 +115,10 @@ pub(super) async fn set_paused(desk: &impl Desk, which: Pause, paused: bool) -> 
         return Ok(true);
     }
     if which.source {
-        eprintln!("the service has no source `{name}`");
-        return Ok(false);
+        eprintln!("the service has no source `{name}`; `GET /api/v1/sources` lists those it has");
+    } else if tell_unknown_handler(desk, &which.name).await? {
+        eprintln!("say --source for a source");
     }
-    let known: Vec<String> = desk.status().await?.handlers.iter().map(|one| safe(&one.handler)).collect();
-    eprintln!(
-        "the store knows no handler `{name}`; it knows: {}; say --source for a source",
-        known.join(", ")
-    );
     Ok(false)
 }
 
@@ -134,7 +132,7 @@ pub(super) async fn chosen(desk: &impl Desk, which: &Which, what: &str) -> Done<
     if which.filter.state.is_some_and(|state| state != DeliveryState::Dead) {
         return Err(format!("only dead letters can be {what}ed; leave --state out, or say dead"));
     }
-    let filter = which.filter.to_delivery_filter().state(DeliveryState::Dead);
+    let filter = which.filter.to_delivery_filter()?.state(DeliveryState::Dead);
     let chosen = if which.messages.is_empty() {
         let count = desk.count_dead(&filter).await?;
         Chosen { filters: vec![filter], count }
@@ -142,7 +140,13 @@ pub(super) async fn chosen(desk: &impl Desk, which: &Which, what: &str) -> Done<
         named(desk, &filter, &which.messages).await?
     };
     if chosen.count == 0 {
-        eprintln!("no dead letter matches");
+        let unknown = match &which.filter.handler {
+            Some(handler) => tell_unknown_handler(desk, handler).await?,
+            None => false,
+        };
+        if !unknown {
+            eprintln!("no dead letter matches; see `oncebox list --state dead`");
+        }
         return Ok(None);
     }
     let about = if chosen.count >= COUNTED { "at least " } else { "" };
@@ -161,6 +165,7 @@ async fn named(desk: &impl Desk, filter: &DeliveryFilter, messages: &[String]) -
     let mut rows: Vec<DeliveryId> = Vec::new();
     for id in messages {
         let mut filter = filter.clone().message_id(id).limit(PAGE);
+        let before = rows.len();
         loop {
             let page = desk.deliveries(&filter).await?;
             rows.extend(page.iter().map(|delivery| DeliveryId(delivery.delivery)));
@@ -168,6 +173,10 @@ async fn named(desk: &impl Desk, filter: &DeliveryFilter, messages: &[String]) -
             if page.len() < PAGE {
                 break;
             }
+        }
+        if rows.len() == before {
+            let id = safe(id);
+            eprintln!("message `{id}` has no such dead letter; see `oncebox show {id}`");
         }
     }
     rows.sort_unstable_by_key(|row| row.0);

@@ -70,7 +70,7 @@ fn read(path: &Path, findings: &mut Vec<Finding>) -> Result<Option<Config>, Stri
             findings.extend(invalid(error));
             Ok(None)
         }
-        // Security rule 28. The rest of it can still be examined.
+        // The rest of it can still be examined.
         Err(ReadError::Readable(name)) => {
             let what = format!("`{}` holds a secret and others can read it", safe(&name));
             let remedy = format!(

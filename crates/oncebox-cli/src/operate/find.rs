@@ -11,7 +11,7 @@ use oncebox_server::view::{Message, Progressed, Received, Whole};
 
 use super::desk::{Desk, Done, PAGE};
 use super::screen::{safe, short, state, table};
-use super::{limit, one_or_more, when};
+use super::{in_order, limit, one_or_more, when};
 
 /// How long one command searches before it says where to go on.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -69,6 +69,7 @@ pub(crate) struct Show {
 }
 
 pub(super) async fn search(desk: &impl Desk, options: Search) -> Done<bool> {
+    in_order(options.since, options.until)?;
     let mut search = MessageSearch::default();
     (search.scope, search.id) = (options.scope, options.id);
     (search.kind, search.key) = (options.kind, options.key);

@@ -8,7 +8,7 @@ use oncebox_server::view::Delivery;
 
 use super::desk::{Desk, Done, PAGE};
 use super::screen::{length, safe, short, table};
-use super::{Filter, limit};
+use super::{Filter, limit, tell_unknown_handler};
 
 #[derive(Debug, Args)]
 pub(crate) struct Status {
@@ -100,7 +100,7 @@ fn lag(seconds: Option<f64>) -> String {
 }
 
 pub(super) async fn list(desk: &impl Desk, list: List) -> Done<bool> {
-    let mut filter = list.filter.to_delivery_filter();
+    let mut filter = list.filter.to_delivery_filter()?;
     filter.after = list.after.map(DeliveryId);
     let mut found: Vec<Delivery> = Vec::new();
     while found.len() < list.limit {
@@ -119,7 +119,13 @@ pub(super) async fn list(desk: &impl Desk, list: List) -> Done<bool> {
             println!("{delivery}");
         }
     } else if found.is_empty() {
-        eprintln!("no delivery matches; what is done has no row left: see `oncebox search`");
+        let unknown = match &list.filter.handler {
+            Some(handler) => tell_unknown_handler(desk, handler).await?,
+            None => false,
+        };
+        if !unknown {
+            eprintln!("no delivery matches; what is done has no row left: see `oncebox search`");
+        }
     } else {
         let rows: Vec<Vec<String>> = found.iter().map(row).collect();
         print!(
@@ -164,7 +170,10 @@ pub(super) async fn audit(desk: &impl Desk, audit: Audit) -> Done<bool> {
             println!("{entry}");
         }
     } else if found.is_empty() {
-        eprintln!("nothing was changed yet");
+        match audit.before {
+            Some(before) => eprintln!("nothing was changed before entry {before}"),
+            None => eprintln!("nothing was changed yet"),
+        }
     } else {
         let rows: Vec<Vec<String>> = found
             .iter()

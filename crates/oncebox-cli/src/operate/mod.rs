@@ -20,6 +20,7 @@ use oncebox::admin::{AdminStore, DeliveryFilter, DeliveryState};
 
 use desk::{Desk, Done, Server, StoreDesk};
 use open::{OnStore, open};
+use screen::safe;
 
 /// The store that is meant unless one is named.
 const STORE: &str = "sqlite:oncebox.db";
@@ -208,7 +209,8 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    fn to_delivery_filter(&self) -> DeliveryFilter {
+    fn to_delivery_filter(&self) -> Done<DeliveryFilter> {
+        in_order(self.since, self.until)?;
         let mut filter = DeliveryFilter::all();
         filter.handler = self.handler.clone();
         filter.state = self.state;
@@ -217,13 +219,35 @@ impl Filter {
         filter.scope = self.scope.clone();
         filter.error = self.error.clone();
         (filter.since, filter.until) = (self.since, self.until);
-        filter
+        Ok(filter)
     }
 
     fn is_empty(&self) -> bool {
         let Self { handler, state, kind, key, scope, since, until, error } = self;
         let texts = [handler, kind, key, scope, error];
         texts.iter().all(|text| text.is_none()) && state.is_none() && since.is_none() && until.is_none()
+    }
+}
+
+/// A misspelt handler matches nothing, so whoever found nothing is told which handlers there are.
+async fn tell_unknown_handler(desk: &impl Desk, name: &str) -> Done<bool> {
+    let known: Vec<String> = desk.status().await?.handlers.into_iter().map(|one| one.handler).collect();
+    let is_unknown = !known.iter().any(|one| one == name);
+    if is_unknown {
+        let known: Vec<String> = known.iter().map(|name| safe(name)).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        eprintln!("the store knows no handler `{}`; it knows: {known}", safe(name));
+    }
+    Ok(is_unknown)
+}
+
+/// Nothing lies between an instant and an earlier one.
+fn in_order(since: Option<Timestamp>, until: Option<Timestamp>) -> Done<()> {
+    match (since, until) {
+        (Some(since), Some(until)) if since >= until => {
+            Err("`--since` is not before `--until`; swap them: --since 2h --until 1h".to_owned())
+        }
+        _ => Ok(()),
     }
 }
 

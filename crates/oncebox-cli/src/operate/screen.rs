@@ -124,9 +124,8 @@ pub(crate) fn length(time: Duration) -> String {
 mod tests {
     use super::*;
 
-    /// Security rule 19.
     #[test]
-    fn rule_19_control_characters_do_not_reach_the_terminal() {
+    fn control_characters_do_not_reach_the_terminal() {
         assert_eq!(safe("a\n\u{1b}[2Jé\u{7}"), "a\\n\\u{1b}[2Jé\\u{7}");
         assert_eq!(short("abcdef", 4), "abc…");
     }

@@ -103,7 +103,7 @@ async fn list<St: AdminStore>(store: &St, json: bool) -> Result<bool, Error> {
 
 async fn revoke<St: AdminStore>(store: &St, name: &str) -> Result<bool, Error> {
     if !store.tokens().await?.iter().any(|info| info.name == name) {
-        eprintln!("there is no token `{}`", safe(name));
+        eprintln!("there is no token `{}`; see `oncebox token list`", safe(name));
         return Ok(false);
     }
     store.add_audit(&change("revoke-token", name, "{}".to_owned())).await?;

@@ -1,10 +1,9 @@
 //! A store on MariaDB.
 
 use oncebox::MariaStore;
-use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, MySqlConnection, MySqlPool};
+use sqlx::{AssertSqlSafe, MySqlConnection, MySqlPool};
 
-use super::{Place, Target};
+use super::{Place, Target, reach};
 
 #[derive(Clone)]
 pub(crate) struct MariaTarget {
@@ -33,11 +32,7 @@ impl Target for MariaTarget {
     type Store = MariaStore;
 
     async fn open(place: &Place, connections: u32) -> Result<Self, String> {
-        let unreachable = |error: sqlx::Error| format!("MariaDB cannot be reached: {error}");
-        // One connection first: a pool would try for half a minute before it says that there is no server.
-        let options: MySqlConnectOptions = place.url.parse().map_err(unreachable)?;
-        options.connect().await.map_err(unreachable)?.close().await.map_err(unreachable)?;
-        let pool = MySqlPoolOptions::new().max_connections(connections).connect_lazy_with(options);
+        let pool = reach::mariadb(&place.url, connections).await?;
         let store = MariaStore::new(pool.clone()).schema(&place.schema).map_err(|error| error.to_string())?;
         Ok(Self { pool, store, place: place.clone() })
     }

@@ -96,7 +96,7 @@ where
     assert_eq!(placed(&*subject).await, ["one"]);
 }
 
-/// I9: the database is asked, and the request is not run again.
+/// The database is asked, and the request is not run again.
 pub(crate) async fn a_commit_whose_outcome_is_unknown_is_looked_up<T: Subject>(subject: T)
 where
     T::Store: ResponseStore,

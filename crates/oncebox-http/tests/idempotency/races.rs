@@ -76,7 +76,7 @@ where
     assert_eq!(placed(&*subject).await, ["/mails", "/orders"]);
 }
 
-/// I5: the fence, with and without a transaction.
+/// The fence, with and without a transaction.
 pub(crate) async fn who_has_lost_its_key_answers_nothing<T: Subject>(subject: T)
 where
     T::Store: ResponseStore,
@@ -118,7 +118,6 @@ where
     assert_eq!(placed(&*subject).await, ["one", "two", "two"]);
 }
 
-/// B47.
 pub(crate) async fn one_connection_is_enough<T: Subject>(subject: T)
 where
     T::Store: ResponseStore,

@@ -39,7 +39,7 @@ pub(crate) async fn allow(State(needed): State<Role>, request: Request, next: Ne
     }
 }
 
-/// Security rule 16: a page of another origin must not use a service that trusts this machine, neither directly nor by
+/// A page of another origin must not use a service that trusts this machine, neither directly nor by
 /// a name of its own that stands for 127.0.0.1.
 pub(crate) fn is_from_a_page(headers: &HeaderMap) -> bool {
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
@@ -60,9 +60,8 @@ pub(crate) fn is_from_a_page(headers: &HeaderMap) -> bool {
 mod tests {
     use super::*;
 
-    /// Security rule 16.
     #[test]
-    fn rule_16_requests_of_web_pages_are_told_apart() {
+    fn requests_of_web_pages_are_told_apart() {
         let headers = |pairs: &[(&'static str, &'static str)]| {
             HeaderMap::from_iter(pairs.iter().map(|(name, value)| {
                 (header::HeaderName::from_static(name), header::HeaderValue::from_static(value))

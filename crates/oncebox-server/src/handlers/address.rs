@@ -93,7 +93,7 @@ impl Resolve for Resolver {
 mod tests {
     use super::*;
 
-    /// Security rule 7: metadata addresses are refused however they are written.
+    /// Metadata addresses are refused however they are written.
     #[test]
     fn metadata_addresses_are_refused_in_every_spelling() {
         for wrong in [

@@ -168,9 +168,9 @@ mod tests {
         headers(&[("webhook-id", id), ("webhook-timestamp", time), ("webhook-signature", signature)])
     }
 
-    /// Security rule 1, with the vector of the specification and another implementation as the oracle.
+    /// With the vector of the specification and another implementation as the oracle.
     #[test]
-    fn rule_1_standard_webhooks_over_the_raw_bytes() {
+    fn standard_webhooks_over_the_raw_bytes() {
         let rules = rules(Scheme::StandardWebhooks, &[SECRET]);
         let good = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
         let time = NOW.to_string();
@@ -183,9 +183,8 @@ mod tests {
         assert_eq!(verify(&rules, &standard("other", &time, good), BODY, NOW), Err(NotProven));
     }
 
-    /// Security rule 2.
     #[test]
-    fn rule_2_the_time_may_be_off_by_the_tolerance_both_ways() {
+    fn the_time_may_be_off_by_the_tolerance_both_ways() {
         let rules = rules(Scheme::StandardWebhooks, &[SECRET]);
         let stripe_rules = Verify { scheme: Scheme::Stripe, ..rules.clone() };
         let signed = |time: &str| {
@@ -213,9 +212,8 @@ mod tests {
         }
     }
 
-    /// Security rule 3.
     #[test]
-    fn rule_3_any_of_several_secrets_and_signatures_is_good() {
+    fn any_of_several_secrets_and_signatures_is_good() {
         let (old, new) = (Secret::new("old-secret"), Secret::new("new-secret"));
         let time = NOW.to_string();
         let of = |secret: &Secret| standard_webhook(secret, ID, NOW, BODY).unwrap();
@@ -228,9 +226,8 @@ mod tests {
         assert_eq!(verify(&only_new, &standard(ID, &time, &two), BODY, NOW), Ok(()));
     }
 
-    /// Security rule 4.
     #[test]
-    fn rule_4_doubt_is_refused() {
+    fn doubt_is_refused() {
         let rules_of = |secrets: &[&str]| rules(Scheme::StandardWebhooks, secrets);
         let good = standard_webhook(&Secret::new(SECRET), ID, NOW, BODY).unwrap();
         let time = NOW.to_string();

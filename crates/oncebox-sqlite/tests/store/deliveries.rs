@@ -318,18 +318,6 @@ async fn filters_and_pages_narrow_the_list() {
 }
 
 #[tokio::test]
-async fn a_paused_handler_leases_nothing() {
-    let fixture = fixture().await;
-    fixture.register("h", false).await;
-    fixture.park(vec![park(text("a"), NOW)]).await;
-    fixture.store.set_paused("h", true).await.unwrap();
-    let leased = fixture.store.lease(&ask(1)).await.unwrap();
-    assert!(leased.deliveries.is_empty() && leased.next_due.is_none());
-    fixture.store.set_paused("h", false).await.unwrap();
-    assert_eq!(fixture.lease(1).await.len(), 1);
-}
-
-#[tokio::test]
 async fn a_message_is_parked_once_per_handler_and_rows_move_with_the_lanes() {
     let fixture = fixture().await;
     fixture.register("h", false).await;

@@ -43,7 +43,7 @@ pub async fn everything_is_handled_inline_once<B: BrokerSubject, T: Subject>(bro
     assert_acknowledged(&broker, &store).await;
 }
 
-/// B2: while nothing can be stored, nothing is acknowledged, not even at a graceful stop.
+/// While nothing can be stored, nothing is acknowledged, not even at a graceful stop.
 pub async fn nothing_is_acknowledged_before_it_is_committed<B: BrokerSubject, T: Subject>(
     broker: B,
     store: T,

@@ -23,7 +23,7 @@ pub async fn what_is_confirmed_is_there<B: BrokerSubject, T: Subject>(broker: B,
     assert_eq!(ids, crate::fixtures::ids_of(&messages));
 }
 
-/// B52: a place that does not exist takes nothing.
+/// A place that does not exist takes nothing.
 pub async fn what_goes_nowhere_is_not_confirmed<B: BrokerSubject, T: Subject>(broker: B, _store: T) {
     let Some(sink) = broker.sink_to_nowhere(broker.address()) else { return };
     for _ in 0..2 {

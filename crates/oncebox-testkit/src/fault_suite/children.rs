@@ -79,8 +79,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts this test binary again, on the same store, with nothing but its worker test.
-    pub(crate) fn start<T: Subject>(subject: &T, journal: &Journal, worker: &str, role: Role) -> Self {
+    /// Starts this test binary again, on the same store, with nothing but the test that is for children.
+    pub(crate) fn start<T: Subject>(subject: &T, journal: &Journal, test: &str, role: Role) -> Self {
         let order = Order {
             address: subject.address(),
             journal: journal.path().to_owned(),
@@ -91,7 +91,7 @@ impl Process {
         let file = File::create(&output).unwrap();
         let binary = std::env::current_exe().expect("a test binary knows where it is");
         let child = Command::new(binary)
-            .args(["--exact", worker, "--nocapture", "--test-threads=1"])
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env(ORDER, serde_json::to_string(&order).unwrap())
             .stdout(file.try_clone().unwrap())
             .stderr(file)
@@ -143,11 +143,11 @@ impl Ended {
     /// True when it ended itself by `abort`; false when it finished.
     ///
     /// # Panics
-    /// When it ended in any other way, or did not run the worker at all.
+    /// When it ended in any other way, or did not run the test at all.
     pub(crate) fn aborted(&self) -> bool {
         const ABORT: i32 = 6;
         assert!(!self.output.contains("panicked"), "a child failed: {}", self.output);
-        assert!(self.output.contains("running 1 test"), "a child ran no worker: {}", self.output);
+        assert!(self.output.contains("running 1 test"), "a child ran no test: {}", self.output);
         match self.signal {
             Some(ABORT) => true,
             None => false,

@@ -60,13 +60,10 @@ pub(crate) async fn run_until_killed<T: Subject>(subject: &T, journal: &Journal)
 }
 
 /// Dead after exactly as many deaths as it has attempts, its bytes kept; the others of its batch are handled once.
-pub async fn a_message_that_kills_the_process_is_dead_after_its_attempts<T: Subject>(
-    subject: T,
-    worker: &str,
-) {
+pub async fn a_message_that_kills_the_process_is_dead_after_its_attempts<T: Subject>(subject: T, test: &str) {
     let journal = Journal::create();
     let neighbours = deliver::<T>(&subject, &journal, KIND).await;
-    deaths_until_idle(&subject, &journal, worker).await;
+    deaths_until_idle(&subject, &journal, test).await;
 
     let expected = neighbours.iter().map(String::as_str);
     Verdict::of(&subject.effects().await, expected, &["pay"]).assert_clean();
@@ -76,11 +73,11 @@ pub async fn a_message_that_kills_the_process_is_dead_after_its_attempts<T: Subj
 /// The same for a handler that works outside the database.
 pub async fn a_message_that_kills_an_outside_handler_is_dead_after_its_attempts<T: Subject>(
     subject: T,
-    worker: &str,
+    test: &str,
 ) {
     let journal = Journal::create();
     let neighbours = deliver::<T>(&subject, &journal, "mail.due").await;
-    deaths_until_idle(&subject, &journal, worker).await;
+    deaths_until_idle(&subject, &journal, test).await;
 
     assert_eq!(journal.ids("mail"), neighbours.into_iter().collect(), "each at least once");
     only_the_deadly_is_dead(&subject, "mail").await;
@@ -103,13 +100,13 @@ async fn deliver<T: Subject>(subject: &T, journal: &Journal, kind: &str) -> Vec<
     messages.into_iter().map(|message| message.id).filter(|id| id != DEADLY).collect()
 }
 
-async fn deaths_until_idle<T: Subject>(subject: &T, journal: &Journal, worker: &str) {
+async fn deaths_until_idle<T: Subject>(subject: &T, journal: &Journal, test: &str) {
     let mut deaths = 0;
     let mut quiet = 0;
     // A child that finds nothing due ends well; the second such child in a row could only find the same.
     while quiet < 2 {
         subject.clock().advance(PAST_EVERYTHING);
-        if Process::start(subject, journal, worker, Role::DrainDeadly).ended().await.aborted() {
+        if Process::start(subject, journal, test, Role::DrainDeadly).ended().await.aborted() {
             deaths += 1;
             quiet = 0;
             assert!(deaths <= ATTEMPTS, "the message killed more processes than it has attempts");

@@ -18,16 +18,16 @@ use crate::wait::until;
 ///
 /// # Panics
 /// When an invariant does not hold; the text names the fault.
-pub async fn die_in<T: Subject>(calls: &Calls, method: &'static str, worker: &str) {
+pub async fn die_in<T: Subject>(calls: &Calls, method: &'static str, test: &str) {
     for fault in faults_in::<T>(calls, method, How::Kill).await {
         let Some(subject) = T::create().await else { return };
-        naming(fault, take_over(subject, fault, worker)).await;
+        naming(fault, take_over(subject, fault, test)).await;
     }
 }
 
-async fn take_over<T: Subject>(subject: T, fault: Fault, worker: &str) {
+async fn take_over<T: Subject>(subject: T, fault: Fault, test: &str) {
     let journal = Journal::create();
-    let ended = Process::start(&subject, &journal, worker, Role::die_in(fault)).ended().await;
+    let ended = Process::start(&subject, &journal, test, Role::die_in(fault)).ended().await;
     assert!(ended.aborted() || may_be_missed(fault), "the child was to die: {ended:?}");
     // The child moved its own clock; this is later than it can have been.
     subject.clock().advance(PAST_EVERYTHING * 20);
@@ -41,14 +41,14 @@ async fn take_over<T: Subject>(subject: T, fault: Fault, worker: &str) {
 const KILLS: usize = 10;
 
 /// `kill -9` of the runner at any moment, again and again, while messages and copies of them come in.
-pub async fn a_runner_killed_at_any_moment_loses_and_doubles_nothing<T: Subject>(subject: T, worker: &str) {
+pub async fn a_runner_killed_at_any_moment_loses_and_doubles_nothing<T: Subject>(subject: T, test: &str) {
     let journal = Journal::create();
     let seed = Seed::fixed(7);
     let inbox = Inbox::with_state(subject.store(), journal.clone()).on(KIND, handler("pay", paying::<T>));
     run(inbox.clone()).drain().await.unwrap();
     let mut acknowledged: Vec<Message> = Vec::new();
     for _ in 0..KILLS {
-        let mut child = Process::start(&subject, &journal, worker, Role::Run);
+        let mut child = Process::start(&subject, &journal, test, Role::Run);
         let wanted = subject.effects().await.len() + 1 + usize::try_from(seed.next() % 25).unwrap();
         // Deliver until the ledger has grown by so much, then kill at once, whatever the child is doing.
         while subject.effects().await.len() < wanted {

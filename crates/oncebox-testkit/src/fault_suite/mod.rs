@@ -19,7 +19,7 @@ mod scenario;
 /// Runs every case of the fault suite as a test of its own: `fault_suite!(MySubject);`.
 ///
 /// Tests are named after the fault and the store's method: `error_once::commit`. The killed processes are children of
-/// the test binary, which starts itself again for one test named `killed::worker`.
+/// the test binary, which starts itself again for one test named `killed::child`.
 #[macro_export]
 macro_rules! fault_suite {
     ($subject:ty) => {
@@ -80,7 +80,7 @@ macro_rules! faults_in_every_method {
             use super::*;
             $($crate::fault_case! {
                 $method: $crate::fault_suite::killed::die_in::<$subject>(
-                    &CALLS, stringify!($method), &worker_name())
+                    &CALLS, stringify!($method), &child_test())
             })*
             $crate::child_cases! { $subject, killed:
                 a_runner_killed_at_any_moment_loses_and_doubles_nothing,
@@ -91,12 +91,12 @@ macro_rules! faults_in_every_method {
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn worker() {
+            async fn child() {
                 $crate::fault_suite::children::work::<$subject>().await;
             }
 
-            fn worker_name() -> String {
-                $crate::fault_suite::children::test_in(module_path!(), "worker")
+            fn child_test() -> String {
+                $crate::fault_suite::children::test_in(module_path!(), "child")
             }
         }
     };
@@ -134,7 +134,7 @@ macro_rules! child_cases {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
                 if let Some(subject) = <$subject as $crate::Subject>::create().await {
-                    $crate::within_deadline($crate::fault_suite::$module::$case(subject, &worker_name())).await;
+                    $crate::within_deadline($crate::fault_suite::$module::$case(subject, &child_test())).await;
                 }
             }
         )*

@@ -58,7 +58,7 @@ pub async fn a_message_that_spoils_the_commit_is_found<T: Subject>(subject: T) {
     assert_only_the_bad_ones_wait(&subject, &inbox, "charge").await;
 }
 
-/// B5, in company.
+/// Among others in the same batch, which are done all the same.
 pub async fn a_message_that_ends_the_transaction_is_found<T: Subject>(subject: T) {
     let charge = |mut tx: TxOf<T>, message: Message, Attempt(attempt): Attempt| async move {
         if attempt == 1 && is_bad(&message) {

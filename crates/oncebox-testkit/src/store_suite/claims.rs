@@ -20,7 +20,7 @@ use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 use crate::wait::until;
 
-/// B38: a receiver that is slow to commit is not skipped by readers that are ahead of it.
+/// A receiver that is slow to commit is not skipped by readers that are ahead of it.
 pub async fn slow_and_fast_receivers_lose_nothing_to_runners<T: Subject>(subject: T) {
     let inbox = |store| Inbox::new(store).on(KIND, handler("charge", recording::<T>("charge")).batch(20));
     let first = registered(inbox(subject.store())).await;
@@ -97,7 +97,7 @@ async fn kill_until_dead<T: Subject>(subject: &T, inbox: &Inbox<T::Store>, enter
     panic!("the killer is not dead: {:?}", crate::fixtures::deliveries(inbox.store(), "charge").await);
 }
 
-/// I8: alone in its lane, it is dead after exactly as many kills as it has attempts.
+/// Alone in its lane, it is dead after exactly as many kills as it has attempts.
 pub async fn a_message_that_kills_the_process_is_dead_after_its_attempts<T: Subject>(subject: T) {
     let (inbox, entered) = killer(&subject, 3);
     let inbox = registered(inbox).await;
@@ -109,7 +109,7 @@ pub async fn a_message_that_kills_the_process_is_dead_after_its_attempts<T: Subj
     assert!(dead.history.len() >= 3, "{:?}", dead.history);
 }
 
-/// I8: its neighbours in the batch are run alone and done, none of them dead for another's crash.
+/// Its neighbours in the batch are run alone and done, none of them dead for another's crash.
 pub async fn the_neighbours_of_a_message_that_kills_the_process_are_unharmed<T: Subject>(subject: T) {
     for (round, max_attempts) in [(0, 3), (1, 1)] {
         let (inbox, entered) = killer(&subject, max_attempts);
@@ -130,7 +130,7 @@ pub async fn the_neighbours_of_a_message_that_kills_the_process_are_unharmed<T: 
     }
 }
 
-/// I8, for first attempts that share a transaction because they all have rows: with one attempt each, too.
+/// For first attempts that share a transaction because they all have rows: with one attempt each, too.
 pub async fn the_neighbours_of_a_scheduled_killer_are_unharmed<T: Subject>(subject: T) {
     let (inbox, entered) = killer(&subject, 1);
     let inbox = registered(inbox).await;
@@ -166,7 +166,7 @@ pub async fn lanes_of_a_dead_process_are_taken_over<T: Subject>(subject: T) {
 
 const LIMITS: TxLimits = TxLimits { statement: Duration::from_secs(10) };
 
-/// B32: the same fence for lanes as for leases.
+/// The same fence for lanes as for leases.
 pub async fn who_has_lost_a_lane_commits_nothing<T: Subject>(subject: T) {
     let store = subject.store();
     let inbox = Inbox::new(store.clone()).on(KIND, handler("charge", recording::<T>("charge")));

@@ -27,7 +27,7 @@ fn broken<T: Subject>(subject: &T) -> (Inbox<T::Store>, Arc<AtomicBool>) {
     (Inbox::new(subject.store()).on("*", handler("charge", charge).ordered()), mended)
 }
 
-/// I6.
+/// Bytes, headers and every error are there for whoever looks.
 pub async fn after_its_last_attempt_a_delivery_is_dead_with_all_it_came_with<T: Subject>(subject: T) {
     let charge = handler("charge", failing::<T>("charge", |_, _| true)).max_attempts(3);
     let inbox = registered(Inbox::new(subject.store()).on(KIND, charge)).await;

@@ -14,7 +14,7 @@ use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf};
 use crate::wait::until;
 
-/// B3: the id is not remembered as handled before the effect is there.
+/// The id is not remembered as handled before the effect is there.
 pub async fn an_error_leaves_nothing_behind_and_the_message_runs_again<T: Subject>(subject: T) {
     let charge = handler("charge", failing::<T>("charge", |_, attempt| attempt == 1));
     let inbox = registered(Inbox::new(subject.store()).on(KIND, charge)).await;
@@ -31,7 +31,7 @@ pub async fn an_error_leaves_nothing_behind_and_the_message_runs_again<T: Subjec
     assert_once(&subject, &[message("a")], &["charge"]).await;
 }
 
-/// B64, as far as a panic can be caught.
+/// As far as a panic can be caught.
 pub async fn a_panic_is_a_failure_like_any_other<T: Subject>(subject: T) {
     let charge = |mut tx: TxOf<T>, message: Message, Attempt(attempt): Attempt| async move {
         T::record(&mut tx, Effect::of("charge", &message)).await?;
@@ -50,7 +50,7 @@ pub async fn a_panic_is_a_failure_like_any_other<T: Subject>(subject: T) {
     assert_once(&subject, &[message("a")], &["charge"]).await;
 }
 
-/// B13: a time limit on our side alone would leave the statement and its locks on the server.
+/// A time limit on our side alone would leave the statement and its locks on the server.
 pub async fn a_timeout_is_a_failure_that_frees_the_locks<T: Subject>(subject: T) {
     let slow = |mut tx: TxOf<T>, message: Message, Attempt(attempt): Attempt| async move {
         T::record(&mut tx, Effect::of("slow", &message)).await?;
@@ -152,7 +152,7 @@ pub async fn a_failure_can_choose_when_to_come_again<T: Subject>(subject: T) {
     assert_once(&subject, &[message("a")], &["later"]).await;
 }
 
-/// B5: Postgres answers the COMMIT of an aborted transaction without an error.
+/// Postgres answers the COMMIT of an aborted transaction without an error.
 pub async fn a_swallowed_sql_error_never_loses_the_effect<T: Subject>(subject: T) {
     let swallow = |mut tx: TxOf<T>, message: Message, Attempt(attempt): Attempt| async move {
         T::record(&mut tx, Effect::of("swallow", &message)).await?;
@@ -198,7 +198,7 @@ pub async fn a_handler_that_ends_its_transaction_has_failed<T: Subject>(subject:
     assert_eq!(broker.sent(), [], "what the ended transaction published is gone");
 }
 
-/// B14, B15: the runner that saw the commit fail goes on with the same message.
+/// The runner that saw the commit fail goes on with the same message.
 pub async fn an_error_at_commit_is_a_failure<T: Subject>(subject: T) {
     let late = |mut tx: TxOf<T>, message: Message, Attempt(attempt): Attempt| async move {
         T::record(&mut tx, Effect::of("late", &message)).await?;

@@ -7,7 +7,7 @@ use crate::fixtures::{KIND, drain, handler, ids, message, receive, registered};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 
-/// B18.
+/// Two sources may use the same id, and so may two handlers.
 pub async fn the_same_id_in_two_scopes_is_two_messages<T: Subject>(subject: T) {
     let inbox = Inbox::new(subject.store())
         .on(KIND, handler("charge", recording::<T>("charge")))
@@ -27,7 +27,7 @@ pub async fn scope_and_id_do_not_run_together<T: Subject>(subject: T) {
     receive(&inbox, &[message("c").scope("ab"), message("bc").scope("a"), message("abc")]).await;
 }
 
-/// B20: no case folding, no padding, no Unicode normalization.
+/// No case folding, no padding, no Unicode normalization.
 pub async fn ids_are_compared_byte_by_byte<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
@@ -88,7 +88,7 @@ pub async fn ids_are_compared_byte_by_byte<T: Subject>(subject: T) {
     assert_eq!(seen, expected);
 }
 
-/// B23.
+/// SQLite would keep 1, '1' and x'31' apart or not, as the column is declared.
 pub async fn ids_that_look_like_numbers_are_texts<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
@@ -111,7 +111,7 @@ fn keyed_by_itself(id: &str) -> Message {
     message(id).key(id)
 }
 
-/// B19.
+/// A unique index takes no id at all as often as it comes, so there must be one.
 pub async fn an_empty_id_is_refused<T: Subject>(subject: T) {
     let inbox = Inbox::new(subject.store());
     for wrong in ["", "a\0b"] {
@@ -122,7 +122,7 @@ pub async fn an_empty_id_is_refused<T: Subject>(subject: T) {
     receive(&inbox, &[message("good")]).await;
 }
 
-/// B21: bytes that do not compress, so that an index on the text itself would be at its limit.
+/// Bytes that do not compress, so that an index on the text itself would be at its limit.
 pub async fn the_longest_ids_and_keys_are_told_apart_by_their_last_byte<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
@@ -141,7 +141,7 @@ pub async fn the_longest_ids_and_keys_are_told_apart_by_their_last_byte<T: Subje
     assert!(error.to_string().contains("512"), "{error}");
 }
 
-/// B22: what a database cannot hold is an error or is kept as it is, but never taken for a duplicate.
+/// What a database cannot hold is an error or is kept as it is, but never taken for a duplicate.
 pub async fn a_row_the_database_cannot_hold_is_never_ignored<T: Subject>(subject: T) {
     let store = subject.store();
     // Past the limits on purpose: a driver of another language may have none.
@@ -158,7 +158,7 @@ pub async fn a_row_the_database_cannot_hold_is_never_ignored<T: Subject>(subject
     receive(&Inbox::new(store), &[message("b")]).await;
 }
 
-/// B24: a broker gives a redelivered message another tag, another channel, other headers.
+/// A broker gives a redelivered message another tag, another channel, other headers.
 pub async fn only_the_message_id_decides_what_is_a_duplicate<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;

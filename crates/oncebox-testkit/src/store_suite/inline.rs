@@ -43,7 +43,7 @@ pub async fn inline_and_stored_messages_share_their_memory<T: Subject>(subject: 
     assert_once(&subject, &[message("inline"), message("stored")], &["charge"]).await;
 }
 
-/// B25.
+/// Nothing that came under a known id is dropped unseen.
 pub async fn an_inline_message_with_other_bytes_is_a_conflict<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
@@ -57,7 +57,7 @@ pub async fn an_inline_message_with_other_bytes_is_a_conflict<T: Subject>(subjec
     assert_eq!(inbox.store().conflicts(10).await.unwrap().len(), 1);
 }
 
-/// B8.
+/// A statement may answer for two copies with one row.
 pub async fn copies_in_one_inline_call_are_one_message<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
@@ -198,7 +198,7 @@ pub async fn an_inline_message_nobody_wants_is_stored<T: Subject>(subject: T) {
     assert_eq!(ids(&subject, "late").await, ["stray"]);
 }
 
-/// B1, inline.
+/// Nobody looks first and writes later.
 pub async fn copies_processed_at_the_same_time_are_one_message<T: Subject>(subject: T) {
     let inbox = |store| Inbox::new(store).on(KIND, handler("charge", recording::<T>("charge")));
     let first = registered(inbox(subject.store())).await;
@@ -222,13 +222,13 @@ pub async fn copies_processed_at_the_same_time_are_one_message<T: Subject>(subje
     assert_once(&subject, &numbered(10), &["charge"]).await;
 }
 
-/// B6: a copy waits for a rival that has not committed, and takes over when the rival dies.
+/// A copy waits for a rival that has not committed, and takes over when the rival dies.
 pub async fn a_copy_takes_over_when_its_rival_dies<T: Subject>(subject: T) {
     rival::<T>(&subject, true).await;
     assert_once(&subject, &[message("a")], &["charge"]).await;
 }
 
-/// B6, the other way: the rival commits, and the copy is a duplicate.
+/// The other way: the rival commits, and the copy is a duplicate.
 pub async fn a_copy_is_a_duplicate_when_its_rival_commits<T: Subject>(subject: T) {
     rival::<T>(&subject, false).await;
     assert_once(&subject, &[message("a")], &["charge"]).await;

@@ -11,6 +11,7 @@ pub mod failing;
 pub mod handlers;
 pub mod identity;
 pub mod inline;
+pub mod leasing;
 pub mod limits;
 pub mod looking;
 pub mod operating;
@@ -113,6 +114,18 @@ macro_rules! store_suite {
             an_attempt_that_died_with_its_process_counts,
             a_delivery_whose_last_attempt_died_is_dead,
             a_begun_transaction_that_is_dropped_leaves_nothing_open,
+        }
+        $crate::cases! { $subject, store_suite, leasing:
+            an_expired_lease_is_taken_over_and_cannot_settle,
+            a_paused_handler_gets_no_lease,
+            leased_work_commits_with_its_transaction_or_is_fenced,
+            the_next_held_message_of_a_key_becomes_ready_when_the_one_before_ends,
+            held_messages_left_with_nothing_before_them_are_healed,
+            a_scheduled_message_waits_for_its_time_and_behind_earlier_ones_of_its_key,
+            a_replay_keeps_the_order_of_each_key,
+            deliveries_are_found_by_every_filter,
+            no_delivery_is_leased_twice_by_rivals,
+            counters_add_up,
         }
         $crate::cases! { $subject, store_suite, dead_letters:
             after_its_last_attempt_a_delivery_is_dead_with_all_it_came_with,

@@ -22,7 +22,7 @@ fn in_turn(count: usize, keys: &[&str]) -> Vec<Message> {
     (0..count).map(|number| keyed(format!("{number:02}"), keys[number % keys.len()])).collect()
 }
 
-/// B41.
+/// Waiting for a retry must not let the next one pass.
 pub async fn messages_behind_a_failing_one_of_their_key_are_held<T: Subject>(subject: T) {
     let fails = |message: &Message, attempt| message.id == "01" && attempt < 3;
     let charge = handler("charge", failing::<T>("charge", fails)).ordered();

@@ -47,7 +47,7 @@ pub async fn what_a_handler_publishes_is_sent_once_it_is_committed<T: Subject>(s
     assert!(inbox.store().outbox().await.unwrap().iter().all(|status| status.waiting == 0));
 }
 
-/// B16.
+/// A message that was flushed before the commit would be one about nothing.
 pub async fn what_was_rolled_back_is_never_sent<T: Subject>(subject: T) {
     let inbox = registered(paying(subject.store(), |message, attempt| {
         message.id == "m-003" && attempt < 3 || message.id == "m-007"
@@ -71,7 +71,7 @@ pub async fn what_was_rolled_back_is_never_sent<T: Subject>(subject: T) {
     );
 }
 
-/// I4 (c): the sink may see it twice, but never under two ids.
+/// The sink may see it twice, but never under two ids.
 pub async fn every_copy_of_an_outgoing_message_has_one_id<T: Subject>(subject: T) {
     let plan =
         Plan::with(Fault { method: "settle_outgoing", call: 1, side: Side::Before, how: How::ErrorOnce });

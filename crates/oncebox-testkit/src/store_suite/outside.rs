@@ -85,7 +85,7 @@ pub async fn a_failing_outside_handler_is_retried_and_then_dead<T: Subject>(subj
     }
 }
 
-/// I8, outside: dead after exactly as many kills as attempts.
+/// Dead after exactly as many kills as attempts.
 pub async fn a_message_that_kills_the_process_outside_is_dead_after_its_attempts<T: Subject>(subject: T) {
     let entered = Arc::new(Notify::new());
     let bell = entered.clone();
@@ -117,7 +117,7 @@ pub async fn a_message_that_kills_the_process_outside_is_dead_after_its_attempts
     );
 }
 
-/// B32: who lost the lease changes nothing, neither by success nor by failure.
+/// Who lost the lease changes nothing, neither by success nor by failure.
 pub async fn who_has_lost_the_lease_settles_nothing<T: Subject>(subject: T) {
     let store = subject.store();
     let charge = handler("charge", failing::<T>("charge", |_, _| true)).max_attempts(9);
@@ -154,7 +154,7 @@ pub async fn who_has_lost_the_lease_settles_nothing<T: Subject>(subject: T) {
     assert_eq!(deliveries(&store, "charge").await.len(), 0);
 }
 
-/// B32, with two whole runners: the slow one finishes after the other and is not asked.
+/// With two whole runners: the slow one finishes after the other and is not asked.
 pub async fn a_runner_that_finishes_too_late_does_not_undo_its_successor<T: Subject>(subject: T) {
     let (entered, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (bell, gate) = (entered.clone(), go.clone());
@@ -181,7 +181,7 @@ pub async fn a_runner_that_finishes_too_late_does_not_undo_its_successor<T: Subj
     assert_eq!((dead.state, dead.attempts), (DeliveryState::Dead, 2), "{dead:?}");
 }
 
-/// B33: a long call keeps its lease, and nobody runs it twice. Takes as long as a runner waits to renew.
+/// A long call keeps its lease, and nobody runs it twice. Takes as long as a runner waits to renew.
 pub async fn a_long_call_keeps_its_lease<T: Subject>(subject: T) {
     let (calls, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
     let (counted, gate) = (calls.clone(), go.clone());

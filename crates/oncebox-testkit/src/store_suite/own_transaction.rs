@@ -29,7 +29,7 @@ pub async fn once_is_first_until_it_is_committed<T: Subject>(subject: T) {
     assert_once(&subject, &[message("may.csv")], &["import"]).await;
 }
 
-/// B18: names and ids are told apart, from each other and from received messages.
+/// Names and ids are told apart, from each other and from received messages.
 pub async fn once_tells_handlers_and_ids_apart<T: Subject>(subject: T) {
     receive(&Inbox::new(subject.store()), &[message("b").scope("a")]).await;
     let mut own = subject.begin().await;
@@ -44,7 +44,7 @@ pub async fn once_tells_handlers_and_ids_apart<T: Subject>(subject: T) {
     T::commit(own).await;
 }
 
-/// B4: a unique violation would abort the whole transaction on Postgres.
+/// A unique violation would abort the whole transaction on Postgres.
 pub async fn a_transaction_works_on_after_once_said_again<T: Subject>(subject: T) {
     let store = subject.store();
     let charge = move |mut tx: TxOf<T>, message: Message| {
@@ -63,7 +63,7 @@ pub async fn a_transaction_works_on_after_once_said_again<T: Subject>(subject: T
     assert_once(&subject, &numbered(5), &["charge"]).await;
 }
 
-/// B6: the second waits for the first and believes what became of it.
+/// The second waits for the first and believes what became of it.
 pub async fn two_transactions_at_once_are_never_both_first<T: Subject>(subject: T) {
     if !T::FACTS.parallel_transactions {
         return;

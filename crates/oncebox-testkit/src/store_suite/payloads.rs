@@ -48,7 +48,7 @@ fn digest(message: &Message) -> String {
     })
 }
 
-/// B26, B27, B31.
+/// NUL, invalid UTF-8, and JSON in a spelling that a database would tidy up.
 pub async fn payload_bytes_come_out_as_they_went_in<T: Subject>(subject: T) {
     let write_digest = |mut tx: TxOf<T>, message: Message| async move {
         T::record(&mut tx, Effect { note: digest(&message), ..Effect::of("digest", &message) }).await
@@ -65,7 +65,7 @@ pub async fn payload_bytes_come_out_as_they_went_in<T: Subject>(subject: T) {
     }
 }
 
-/// B26: the same through a row of its own.
+/// The same through a row of its own.
 pub async fn dead_letters_and_conflicts_keep_their_bytes<T: Subject>(subject: T) {
     let refuse = |_: TxOf<T>| async { Err::<(), _>(Failure::permanent("no")) };
     let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("refuse", refuse))).await;
@@ -85,7 +85,7 @@ pub async fn dead_letters_and_conflicts_keep_their_bytes<T: Subject>(subject: T)
     assert_eq!(inbox.store().conflicts(1).await.unwrap()[0].message.payload, other.payload);
 }
 
-/// B26: the same through the outbox.
+/// The same through the outbox.
 pub async fn outgoing_bytes_are_sent_as_they_were_published<T: Subject>(subject: T) {
     let forward = |mut tx: TxOf<T>, message: Message| async move {
         tx.publish(Message::new("copied", message.payload).id(message.id)).await.map(drop)
@@ -129,7 +129,7 @@ pub async fn headers_come_out_as_they_went_in<T: Subject>(subject: T) {
     assert_eq!(deliveries(inbox.store(), "refuse").await[0].message.headers, original.headers);
 }
 
-/// B28, B29: what is not JSON, or too deep to be read, is one dead letter and no loop.
+/// What is not JSON, or too deep to be read, is one dead letter and no loop.
 pub async fn a_payload_that_cannot_be_read_is_dead_at_once<T: Subject>(subject: T) {
     let parse = |mut tx: TxOf<T>, Json(_): Json<serde_json::Value>, message: Message| async move {
         T::record(&mut tx, Effect::of("parse", &message)).await
@@ -154,7 +154,7 @@ pub async fn a_payload_that_cannot_be_read_is_dead_at_once<T: Subject>(subject: 
     assert_eq!(dead, ["bytes", "deep", "empty", "nan"]);
 }
 
-/// B30.
+/// Whoever sends it hears of it before anything is stored.
 pub async fn a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_not<T: Subject>(subject: T) {
     let count = |mut tx: TxOf<T>, message: Message| async move {
         let note = message.payload.len().to_string();

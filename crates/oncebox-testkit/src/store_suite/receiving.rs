@@ -29,7 +29,7 @@ pub async fn no_messages_get_no_answers<T: Subject>(subject: T) {
     assert_eq!(Inbox::new(subject.store()).receive(&[]).await.unwrap(), []);
 }
 
-/// B8.
+/// A statement may answer for two copies with one row.
 pub async fn copies_in_one_call_are_one_message<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
@@ -56,7 +56,7 @@ pub async fn every_message_of_a_long_call_gets_its_own_answer<T: Subject>(subjec
     assert_eq!(answers.len(), messages.len());
 }
 
-/// B1: nobody looks first and writes later.
+/// Nobody looks first and writes later.
 pub async fn copies_received_at_the_same_time_are_one_message<T: Subject>(subject: T) {
     let first =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
@@ -83,7 +83,7 @@ pub async fn copies_received_at_the_same_time_are_one_message<T: Subject>(subjec
     assert_once(&subject, &messages, &["charge"]).await;
 }
 
-/// B9.
+/// Rows are always locked in one order.
 pub async fn batches_in_opposite_order_do_not_deadlock<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
@@ -101,7 +101,7 @@ pub async fn batches_in_opposite_order_do_not_deadlock<T: Subject>(subject: T) {
     assert_once(&subject, &all, &["charge"]).await;
 }
 
-/// B25.
+/// Nothing that came under a known id is dropped unseen.
 pub async fn a_known_id_with_other_bytes_is_a_conflict_that_is_kept<T: Subject>(subject: T) {
     let write_payload = |mut tx: TxOf<T>, message: Message| async move {
         let note = String::from_utf8_lossy(&message.payload).into_owned();
@@ -124,7 +124,7 @@ pub async fn a_known_id_with_other_bytes_is_a_conflict_that_is_kept<T: Subject>(
     assert_eq!(conflicts[0].message, with("900 cents").scope("default"));
 }
 
-/// B25, within one statement.
+/// Within one statement.
 pub async fn a_conflict_within_one_call_is_told_from_a_copy<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;

@@ -33,7 +33,7 @@ fn ids_sent(broker: &MemoryBroker) -> Vec<String> {
     broker.sent().into_iter().map(|message| message.id).collect()
 }
 
-/// B63.
+/// The others are sent, and it is tried with pauses until it is dead.
 pub async fn an_unsendable_message_neither_blocks_nor_spins<T: Subject>(subject: T) {
     let inbox = Inbox::new(subject.store());
     let broker = MemoryBroker::new(1, Manners::GOOD);
@@ -69,7 +69,7 @@ impl Sink for Choking {
     }
 }
 
-/// B63: the sink never answers for the lot, so the relay must find out by itself whose fault it is.
+/// The sink never answers for the lot, so the relay must find out by itself whose fault it is.
 pub async fn a_message_that_hangs_the_sink_is_found_and_the_others_go_on<T: Subject>(subject: T) {
     let inbox = Inbox::new(subject.store());
     let sink = Choking(MemoryBroker::new(1, Manners::GOOD));
@@ -185,7 +185,7 @@ pub async fn a_sink_that_is_away_blames_no_message<T: Subject>(subject: T) {
     assert_eq!(broker.sent().len(), 5);
 }
 
-/// B40.
+/// Whoever takes rows and skips locked ones would send 3 and 4 before 1 and 2.
 pub async fn two_relays_at_once_keep_the_order_of_each_key<T: Subject>(subject: T) {
     let keys = ["a", "b", "c", "d", "e", "f"];
     let broker = MemoryBroker::new(1, Manners::GOOD);

@@ -133,7 +133,7 @@ where
     assert_eq!(store.claim_response(&ask(1, 14)).await.unwrap(), in_flight());
 }
 
-/// B32: a zombie's work and answer are not kept.
+/// A zombie's work and answer are not kept.
 pub async fn who_has_lost_a_claim_answers_nothing<T: Subject>(subject: T)
 where
     T::Store: ResponseStore,
@@ -179,7 +179,7 @@ where
     assert_eq!(store.claim_response(&ask(1, 12)).await.unwrap(), expected);
 }
 
-/// B6: nobody waits for a request that is being handled.
+/// Nobody waits for a request that is being handled.
 pub async fn a_duplicate_is_told_at_once_while_the_transaction_is_open<T: Subject>(subject: T)
 where
     T::Store: ResponseStore,
@@ -219,7 +219,7 @@ where
     assert_eq!(effects(&subject).await, ["kept"]);
 }
 
-/// B5: neither a swallowed error nor an end of the transaction leaves an answer without its work.
+/// Neither a swallowed error nor an end of the transaction leaves an answer without its work.
 pub async fn a_spoilt_transaction_leaves_no_response<T: Subject>(subject: T)
 where
     T::Store: ResponseStore,
@@ -261,7 +261,7 @@ where
     assert_eq!(store.claim_response(&ask(1, 11)).await.unwrap(), answered("made"));
 }
 
-/// I7: by the database's clock, a step at a time, and never a request that is being handled.
+/// By the database's clock, a step at a time, and never a request that is being handled.
 pub async fn a_response_is_forgotten_when_its_time_is_over<T: Subject>(subject: T)
 where
     T::Store: ResponseStore,

@@ -31,7 +31,7 @@ async fn purge<St: AdminStore>(store: &St, retention: Retention) -> Purged {
     }
 }
 
-/// I7, B49.
+/// By the database's clock, and not a moment less.
 pub async fn an_id_blocks_duplicates_until_its_time_is_over<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
@@ -140,7 +140,7 @@ pub async fn a_purge_is_done_in_bounded_steps<T: Subject>(subject: T) {
     assert!(steps >= 5, "{steps}");
 }
 
-/// B49: cleaning up at the same time never lets a copy through early.
+/// Cleaning up at the same time never lets a copy through early.
 pub async fn a_purge_during_redelivery_lets_no_copy_through<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
@@ -172,7 +172,7 @@ pub async fn a_purge_during_redelivery_lets_no_copy_through<T: Subject>(subject:
     Verdict::of(&subject.effects().await, all, &["charge"]).assert_clean();
 }
 
-/// B42: a number that was given once is never given again.
+/// A number that was given once is never given again.
 pub async fn messages_that_come_after_everything_was_purged_are_handled<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;

@@ -37,7 +37,7 @@ pub async fn the_wait_between_attempts_grows_by_the_database_clock<T: Subject>(s
     assert_once(&subject, &[message("a")], &["charge"]).await;
 }
 
-/// B35: the database's clock is a day ahead of ours, and nobody notices.
+/// The database's clock is a day ahead of ours, and nobody notices.
 pub async fn the_clock_of_the_client_does_not_matter<T: Subject>(subject: T) {
     subject.clock().advance(24 * HOUR);
     let charge = handler("charge", failing::<T>("charge", |_, attempt| attempt == 1)).backoff(ten_seconds());
@@ -54,7 +54,7 @@ pub async fn the_clock_of_the_client_does_not_matter<T: Subject>(subject: T) {
     assert_once(&subject, &[message("a")], &["charge"]).await;
 }
 
-/// B34: `now()` of Postgres stands still inside a transaction.
+/// `now()` of Postgres stands still inside a transaction.
 pub async fn a_wait_begins_when_it_is_written<T: Subject>(subject: T) {
     let store = subject.store();
     registered(Inbox::new(store.clone()).on(KIND, handler("charge", failing::<T>("charge", |_, _| false))))
@@ -94,7 +94,7 @@ pub async fn attempts_are_counted_from_one<T: Subject>(subject: T) {
     assert_eq!(notes(&subject, "charge").await, ["3"]);
 }
 
-/// I8: an attempt is counted before it runs, so that a message that kills the process uses its attempts up.
+/// An attempt is counted before it runs, so that a message that kills the process uses its attempts up.
 pub async fn an_attempt_that_died_with_its_process_counts<T: Subject>(subject: T) {
     let entered = Arc::new(Notify::new());
     let bell = entered.clone();
@@ -158,7 +158,7 @@ pub async fn a_delivery_whose_last_attempt_died_is_dead<T: Subject>(subject: T) 
     assert_eq!(subject.effects().await, []);
 }
 
-/// B46, for the kinds every database has: giving a connection back with something open on it.
+/// Giving a connection back with something open on it.
 pub async fn a_begun_transaction_that_is_dropped_leaves_nothing_open<T: Subject>(subject: T) {
     let store = subject.store();
     let limits = TxLimits { statement: Duration::from_secs(20) };

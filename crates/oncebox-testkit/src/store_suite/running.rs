@@ -28,12 +28,12 @@ fn quick() -> oncebox_core::Backoff {
     oncebox_core::Backoff::new(Duration::from_millis(5), Duration::from_millis(20))
 }
 
-/// I1: each message one to five times, in any order, acknowledgements forgotten, connections lost.
+/// Each message one to five times, in any order, acknowledgements forgotten, connections lost.
 pub async fn a_badly_behaved_source_has_each_effect_once_when_stored<T: Subject>(subject: T) {
     bad_source(&subject, Way::Stored).await;
 }
 
-/// I1, inline.
+/// The same when messages are handled before they are acknowledged.
 pub async fn a_badly_behaved_source_has_each_effect_once_inline<T: Subject>(subject: T) {
     bad_source(&subject, Way::Inline).await;
 }
@@ -65,7 +65,7 @@ async fn bad_source<T: Subject>(subject: &T, way: Way) {
     assert_once(subject, &messages, &["charge", "ship"]).await;
 }
 
-/// B18: the scope of a source's messages is its name.
+/// The scope of a source's messages is its name.
 pub async fn the_same_id_from_two_sources_is_two_messages<T: Subject>(subject: T) {
     let inbox = Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")));
     let (shop, billing) = (MemoryBroker::new(1, Manners::GOOD), MemoryBroker::new(2, Manners::GOOD));
@@ -78,7 +78,7 @@ pub async fn the_same_id_from_two_sources_is_two_messages<T: Subject>(subject: T
     assert_eq!(ids(&subject, "charge").await, ["7", "7"]);
 }
 
-/// B2: while nothing can be stored, nothing is acknowledged.
+/// While nothing can be stored, nothing is acknowledged.
 pub async fn nothing_is_acknowledged_before_it_is_committed<T: Subject>(subject: T) {
     let plan = Plan::with(Fault { method: "receive", call: 1, side: Side::Before, how: How::ErrorForEver });
     let store = Faulty::new(subject.store(), plan.clone());
@@ -125,7 +125,7 @@ pub async fn an_unreadable_message_is_kept_and_stops_nobody<T: Subject>(subject:
     assert!(kept.iter().all(says_why), "{kept:?}");
 }
 
-/// B45: a hint from another process wakes an idle runner long before its poll.
+/// A hint from another process wakes an idle runner long before its poll.
 pub async fn an_idle_runner_is_woken_by_another_process<T: Subject>(subject: T) {
     if !T::HINTS {
         return;
@@ -140,7 +140,7 @@ pub async fn an_idle_runner_is_woken_by_another_process<T: Subject>(subject: T) 
     running.stop().await;
 }
 
-/// B45: hints are only hints. The other store gives none, because its `announce` fails.
+/// Hints are only hints. The other store gives none, because its `announce` fails.
 pub async fn polling_alone_finds_everything<T: Subject>(subject: T) {
     let plan = Plan::with(Fault { method: "announce", call: 1, side: Side::Before, how: How::ErrorForEver });
     let inbox = Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")));
@@ -204,7 +204,7 @@ pub async fn a_handler_runs_in_several_transactions_at_once<T: Subject>(subject:
     assert_once(&subject, &numbered(30), &["charge"]).await;
 }
 
-/// B47: handlers, calls outside, a relay, inline messages and receiving, all through one connection.
+/// Handlers, calls outside, a relay, inline messages and receiving, all through one connection.
 pub async fn one_connection_is_enough_for_everything<T: Subject>(subject: T) {
     let store = subject.store_with_one_connection().await;
     let publish = |mut tx: TxOf<T>, message: Message| async move {
@@ -261,7 +261,7 @@ pub async fn a_direct_inbox_gives_failures_back_to_the_source<T: Subject>(subjec
     assert_eq!(broker.deliveries(), 6);
 }
 
-/// B39: a transaction that somebody forgot to end does not stop the others.
+/// A transaction that somebody forgot to end does not stop the others.
 pub async fn an_idle_transaction_of_somebody_else_stops_nobody<T: Subject>(subject: T) {
     if !T::FACTS.parallel_transactions {
         return;

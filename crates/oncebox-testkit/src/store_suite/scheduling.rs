@@ -66,7 +66,7 @@ pub async fn the_first_run_of_a_scheduled_message_is_its_first_attempt<T: Subjec
     assert_eq!(notes(&subject, "charge").await, ["1"]);
 }
 
-/// B36, B37: a time is a number of microseconds; nothing is rounded to seconds, and no time zone gets at it.
+/// A time is a number of microseconds; nothing is rounded to seconds, and no time zone gets at it.
 pub async fn times_are_kept_to_the_microsecond<T: Subject>(subject: T) {
     let inbox =
         registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;

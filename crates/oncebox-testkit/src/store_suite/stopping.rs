@@ -14,7 +14,7 @@ use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
 use crate::wait::until;
 
-/// B62: twenty stops in the middle of the work.
+/// Twenty stops in the middle of the work.
 pub async fn stopping_under_load_loses_and_doubles_nothing<T: Subject>(subject: T) {
     let publish = |mut tx: TxOf<T>, message: Message| async move {
         T::record(&mut tx, Effect::of("pay", &message)).await?;

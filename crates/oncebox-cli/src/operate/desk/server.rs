@@ -47,6 +47,13 @@ impl Server {
                 "`--server` has a name or password in it; give a token with ONCEBOX_TOKEN instead".to_owned()
             );
         }
+        // Characters that cannot stand in a header; what is printed here shows no token.
+        if token.as_ref().is_some_and(|token| !token.chars().all(|one| one.is_ascii_graphic())) {
+            return Err(
+                "the token has a character that no token has, such as a line break; check ONCEBOX_TOKEN"
+                    .to_owned(),
+            );
+        }
         if token.is_some() && url.scheme() == "http" && !is_this_machine(&url) {
             eprintln!("the token goes to {} unencrypted; use https, or a tunnel", shown(&url));
         }

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use oncebox::admin::{AdminStore, Audit, DeliveryFilter, MessageSearch, Replay as NewReplay, ReplayId};
-use oncebox::{Error, Inbox, Message, Received};
+use oncebox::{Error, ErrorKind, Inbox, Message, Received};
 use oncebox_server::view::{self, Audited, Delivery, Replay, Status, Whole};
 use serde_json::{Value, json};
 
+use super::super::screen::safe;
 use super::{COUNTED, Desk, Done, Found, PAGE, Part};
 
 /// A store, and whoever runs this command.
@@ -38,7 +39,12 @@ fn actor() -> String {
 }
 
 fn told(error: Error) -> String {
-    error.to_string()
+    match error.kind() {
+        ErrorKind::Schema => {
+            format!("{error}; `oncebox migrate` makes the tables, `--schema` names others")
+        }
+        _ => error.to_string(),
+    }
 }
 
 impl<St: AdminStore> Desk for StoreDesk<St> {
@@ -124,6 +130,10 @@ impl<St: AdminStore> Desk for StoreDesk<St> {
                 oncebox::admin::check_name("source", name).map_err(told)?;
                 self.write_down(action, name, json!({ "source": name })).await?;
                 self.store.set_source_paused(name, paused).await.map_err(told)?;
+                let name = safe(name);
+                eprintln!(
+                    "a store cannot tell whether there is a source `{name}`: a service can, with --server"
+                );
                 Ok(true)
             }
         }

@@ -1,4 +1,4 @@
-//! A worker process of the demo: messages come in on stdin, acknowledgements go out on stdout.
+//! One process of the demo, a runner: messages come in on stdin, acknowledgements go out on stdout.
 //!
 //! It may be killed at any instant; whoever feeds it then delivers what it has not acknowledged to another one.
 

@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::engine::consume::{Mode, consume};
-use crate::engine::lanes::{LaneWorker, is_outage};
-use crate::engine::outside::OutsideWorker;
+use crate::engine::lanes::{LaneWalker, is_outage};
+use crate::engine::outside::OutsideCaller;
 use crate::engine::{LEASE, housekeeping, leased, relay};
 use crate::error::Error;
 use crate::handler::Registered;
@@ -111,19 +111,19 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Run<St, S> {
     pub async fn drain(self) -> Result<(), Error> {
         let inbox = self.inbox;
         inbox.register().await?;
-        let mut workers = Vec::new();
+        let mut drainers = Vec::new();
         for handler in inbox.handlers.iter() {
-            workers.push(if handler.takes_tx {
-                Drainer::Lanes(LaneWorker::new(inbox.clone(), handler.clone(), 1), handler.clone())
+            drainers.push(if handler.takes_tx {
+                Drainer::Lanes(LaneWalker::new(inbox.clone(), handler.clone(), 1), handler.clone())
             } else {
                 let calls = handler.settings.concurrency.unwrap_or(self.concurrency);
-                Drainer::Outside(Box::new(OutsideWorker::new(inbox.clone(), handler.clone(), calls)))
+                Drainer::Outside(Box::new(OutsideCaller::new(inbox.clone(), handler.clone(), calls)))
             });
         }
         loop {
             let mut any = false;
-            for worker in &mut workers {
-                any |= worker.step(&inbox).await?;
+            for drainer in &mut drainers {
+                any |= drainer.step(&inbox).await?;
             }
             for relay in &self.relays {
                 any |= relay(&inbox, &|| false).await?;
@@ -160,10 +160,10 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Run<St, S> {
             let calls = handler.settings.concurrency.unwrap_or(concurrency);
             let pace = Pace { poll_every, stop: handlers_stop.clone() };
             if handler.takes_tx {
-                spawn_tx_workers(&mut handler_tasks, &inbox, handler, calls, &extra, &pace);
+                spawn_lane_walkers(&mut handler_tasks, &inbox, handler, calls, &extra, &pace);
             } else {
-                let worker = OutsideWorker::new(inbox.clone(), handler.clone(), calls);
-                handler_tasks.spawn(work_outside(inbox.clone(), handler.clone(), worker, pace));
+                let caller = OutsideCaller::new(inbox.clone(), handler.clone(), calls);
+                handler_tasks.spawn(work_outside(inbox.clone(), handler.clone(), caller, pace));
             }
         }
         let mut relay_tasks = JoinSet::new();
@@ -227,25 +227,25 @@ async fn join(mut tasks: JoinSet<()>) {
 }
 
 enum Drainer<St: Store, S> {
-    Lanes(LaneWorker<St, S>, Arc<Registered<St, S>>),
-    Outside(Box<OutsideWorker<St, S>>),
+    Lanes(LaneWalker<St, S>, Arc<Registered<St, S>>),
+    Outside(Box<OutsideCaller<St, S>>),
 }
 
 impl<St: Store, S: Clone + Send + Sync + 'static> Drainer<St, S> {
     async fn step(&mut self, inbox: &Inbox<St, S>) -> Result<bool, Error> {
         match self {
-            Self::Lanes(worker, handler) => {
+            Self::Lanes(walker, handler) => {
                 let any = match handler.settings.room(handler.settings.batch) {
-                    Ok(room) => worker.step(room, &|| false).await?,
+                    Ok(room) => walker.step(room, &|| false).await?,
                     Err(_) => false,
                 };
                 Ok(leased::step(inbox, handler).await?.any || any)
             }
-            Self::Outside(worker) => {
-                let any = worker.fill().await?.any;
-                while worker.is_busy() {
-                    worker.one_finished().await;
-                    worker.write_finished().await?;
+            Self::Outside(caller) => {
+                let any = caller.fill().await?.any;
+                while caller.is_busy() {
+                    caller.one_finished().await;
+                    caller.write_finished().await?;
                 }
                 Ok(any)
             }
@@ -291,20 +291,20 @@ impl Pace {
     }
 }
 
-fn spawn_tx_workers<St: Store, S: Clone + Send + Sync + 'static>(
+fn spawn_lane_walkers<St: Store, S: Clone + Send + Sync + 'static>(
     tasks: &mut JoinSet<()>,
     inbox: &Inbox<St, S>,
     handler: &Arc<Registered<St, S>>,
-    workers: usize,
+    walkers: usize,
     extra: &Arc<Semaphore>,
     pace: &Pace,
 ) {
-    let workers = workers.min(inbox.store.max_transactions().max(1));
-    for number in 0..workers {
-        let worker = LaneWorker::new(inbox.clone(), handler.clone(), workers);
+    let walkers = walkers.min(inbox.store.max_transactions().max(1));
+    for number in 0..walkers {
+        let walker = LaneWalker::new(inbox.clone(), handler.clone(), walkers);
         // The first loop of a handler needs nobody's permission, so that no handler starves another.
         let permission = (number > 0).then(|| extra.clone());
-        tasks.spawn(work_lanes(inbox.clone(), handler.clone(), worker, permission, pace.clone()));
+        tasks.spawn(work_lanes(inbox.clone(), handler.clone(), walker, permission, pace.clone()));
     }
     tasks.spawn(work_leased(inbox.clone(), handler.clone(), pace.clone()));
 }
@@ -312,7 +312,7 @@ fn spawn_tx_workers<St: Store, S: Clone + Send + Sync + 'static>(
 async fn work_lanes<St: Store, S: Clone + Send + Sync + 'static>(
     inbox: Inbox<St, S>,
     handler: Arc<Registered<St, S>>,
-    mut worker: LaneWorker<St, S>,
+    mut walker: LaneWalker<St, S>,
     permission: Option<Arc<Semaphore>>,
     mut pace: Pace,
 ) {
@@ -337,7 +337,7 @@ async fn work_lanes<St: Store, S: Clone + Send + Sync + 'static>(
             None => None,
         };
         let stop = pace.stop.clone();
-        let found = worker.step(room, &|| *stop.borrow()).await;
+        let found = walker.step(room, &|| *stop.borrow()).await;
         drop(permit);
         match found {
             Ok(found) => {
@@ -378,44 +378,44 @@ async fn work_leased<St: Store, S: Clone + Send + Sync + 'static>(
 async fn work_outside<St: Store, S: Clone + Send + Sync + 'static>(
     inbox: Inbox<St, S>,
     handler: Arc<Registered<St, S>>,
-    mut worker: OutsideWorker<St, S>,
+    mut caller: OutsideCaller<St, S>,
     mut pace: Pace,
 ) {
     let mut bell = inbox.shared.wake.listener();
     let mut failures = 0;
     loop {
         let stopping = pace.stopping();
-        if stopping && !worker.is_busy() {
+        if stopping && !caller.is_busy() {
             return;
         }
         let step = async {
-            let found = if stopping { None } else { Some(worker.fill().await?) };
-            worker.renew().await?;
+            let found = if stopping { None } else { Some(caller.fill().await?) };
+            caller.renew().await?;
             Ok::<_, Error>(found)
         };
         let found = match step.await {
             Ok(found) => found,
             Err(error) => {
                 pace.back_off(handler.name(), &mut failures, inbox.shared.seed.next(), &error).await;
-                if !worker.is_busy() {
+                if !caller.is_busy() {
                     continue;
                 }
                 None
             }
         };
         let next_due = found.as_ref().and_then(|found| found.next_due);
-        if found.is_some_and(|found| found.any) && !worker.is_busy() {
+        if found.is_some_and(|found| found.any) && !caller.is_busy() {
             continue;
         }
-        let finished = if worker.is_busy() {
+        let finished = if caller.is_busy() {
             let renew_at = Instant::now() + LEASE / 3;
             // Only the waiting is given up when something else happens, never a write that is under way.
             tokio::select! {
-                () = worker.one_finished() => {}
+                () = caller.one_finished() => {}
                 () = pace.wait(&mut bell, next_due), if !stopping => {}
                 () = tokio::time::sleep_until(renew_at) => {}
             }
-            worker.write_finished().await
+            caller.write_finished().await
         } else {
             pace.wait(&mut bell, next_due).await;
             Ok(())

@@ -26,7 +26,7 @@ pub struct RedisTls {
 /// ```
 /// use oncebox_redis::RedisSourceConfig;
 ///
-/// let config = RedisSourceConfig::new("redis://localhost", "orders", "oncebox").create().consumer("worker-1");
+/// let config = RedisSourceConfig::new("redis://localhost", "orders", "oncebox").create().consumer("billing-1");
 /// assert_eq!(config.prefetch, 1000);
 /// ```
 #[derive(Clone, PartialEq, Eq, Deserialize)]

@@ -4,8 +4,13 @@ use super::Problem;
 use super::tree::{TextFile, Tree};
 
 /// The word we do not use, in any case and also with an `s`, and the one we do.
-const WORDS: &[(&str, &str)] =
-    &[("backend", "store"), ("dlq", "dead letter"), ("poison", "dead letter"), ("ttl", "keep")];
+const WORDS: &[(&str, &str)] = &[
+    ("backend", "store"),
+    ("dlq", "dead letter"),
+    ("poison", "dead letter"),
+    ("ttl", "keep"),
+    ("worker", "handler, runner or process"),
+];
 
 pub(super) fn check(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();

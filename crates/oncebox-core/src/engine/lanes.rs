@@ -34,8 +34,8 @@ const MOST_AHEAD: usize = 8 * 1024 * 1024;
 /// How long to wait for what is being read ahead, before it is read in the old way.
 const AHEAD_PATIENCE: Duration = Duration::from_millis(100);
 
-/// One worker's way through the lanes of a handler.
-pub(crate) struct LaneWorker<St: Store, S> {
+/// Walks through the lanes of a handler.
+pub(crate) struct LaneWalker<St: Store, S> {
     inbox: Inbox<St, S>,
     handler: Arc<Registered<St, S>>,
     token: Token,
@@ -44,11 +44,11 @@ pub(crate) struct LaneWorker<St: Store, S> {
     most_lanes: usize,
 }
 
-impl<St: Store, S: Clone + Send + Sync + 'static> LaneWorker<St, S> {
-    /// `workers` is how many of these share the handler in this process.
-    pub(crate) fn new(inbox: Inbox<St, S>, handler: Arc<Registered<St, S>>, workers: usize) -> Self {
+impl<St: Store, S: Clone + Send + Sync + 'static> LaneWalker<St, S> {
+    /// `walkers` is how many of these share the handler in this process.
+    pub(crate) fn new(inbox: Inbox<St, S>, handler: Arc<Registered<St, S>>, walkers: usize) -> Self {
         // No more lanes than a batch has messages: the others would only wait, and nobody else could run them.
-        let most_lanes = usize::from(LANES).div_ceil(workers.max(1)).min(handler.settings.batch);
+        let most_lanes = usize::from(LANES).div_ceil(walkers.max(1)).min(handler.settings.batch);
         let token = new_token(&inbox.shared.seed);
         Self { inbox, handler, token, lanes_wanted: most_lanes, most_lanes }
     }

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::engine::call::call_outside;
-use crate::engine::lanes::LaneWorker;
+use crate::engine::lanes::LaneWalker;
 use crate::engine::leased::{bury_hopeless, give_back, settle};
 use crate::engine::{LEASE, new_token, outcome_of};
 use crate::error::Error;
@@ -19,12 +19,12 @@ use crate::inbox::Inbox;
 use crate::store::{AskLease, DeliveryId, Lease, LeasedDelivery, Outcome, Settlement, Store};
 
 /// The deliveries of one handler that are running in this process.
-pub(crate) struct OutsideWorker<St: Store, S> {
+pub(crate) struct OutsideCaller<St: Store, S> {
     inbox: Inbox<St, S>,
     handler: Arc<Registered<St, S>>,
-    lanes: LaneWorker<St, S>,
+    lanes: LaneWalker<St, S>,
     concurrency: usize,
-    /// Tasks of their own: a call goes on while this worker waits for the store, which may be waiting for something
+    /// Tasks of their own: a call goes on while this one waits for the store, which may be waiting for something
     /// that the call holds (the pool's last connection, SQLite's write lock).
     running: JoinSet<Option<Settlement>>,
     leases: HashMap<DeliveryId, Held>,
@@ -49,10 +49,10 @@ pub(crate) struct Found {
     pub(crate) next_due: Option<Duration>,
 }
 
-impl<St: Store, S: Clone + Send + Sync + 'static> OutsideWorker<St, S> {
+impl<St: Store, S: Clone + Send + Sync + 'static> OutsideCaller<St, S> {
     pub(crate) fn new(inbox: Inbox<St, S>, handler: Arc<Registered<St, S>>, concurrency: usize) -> Self {
         Self {
-            lanes: LaneWorker::new(inbox.clone(), handler.clone(), 1),
+            lanes: LaneWalker::new(inbox.clone(), handler.clone(), 1),
             inbox,
             handler,
             concurrency,

@@ -25,8 +25,10 @@ const LOT: i64 = 30;
 const LOT_BYTES: u64 = 1500;
 /// What the sessions of the test call themselves in Postgres.
 const OURS: &str = "test";
+/// How long a moment may take to come.
+const SOON: Duration = Duration::from_secs(20);
 /// How long the services may take in the end to work off what waits.
-const REST: Duration = Duration::from_secs(45);
+const REST: Duration = Duration::from_secs(40);
 
 #[cfg(feature = "rabbitmq")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -97,6 +99,7 @@ async fn each_order_is_charged_once(rounds: usize, broker: &str, proxy: &Proxy, 
         placed.len()
     );
     assert_eq!(times.len(), placed.len(), "an order is charged that nobody has placed");
+    assert!(town.missed.is_empty(), "the services were not killed when {:?}", town.missed);
 }
 
 /// The two services, and what the test looks at and holds up.
@@ -110,6 +113,8 @@ struct Town<'a> {
     charges: SqlitePool,
     /// Billing's database for one who writes.
     file: SqliteConnectOptions,
+    /// Moments that did not come.
+    missed: Vec<&'static str>,
 }
 
 impl<'a> Town<'a> {
@@ -141,6 +146,7 @@ impl<'a> Town<'a> {
                 .max_connections(1)
                 .connect_lazy_with(file.clone().read_only(true)),
             file,
+            missed: Vec::new(),
         };
         until("the services have their tables", || async {
             let billing = sqlx::query("select count(*) from charge").execute(&town.charges).await;
@@ -158,8 +164,8 @@ impl<'a> Town<'a> {
         let mut outbox = self.shops.begin().await.unwrap();
         sqlx::query("lock table oncebox.outbox in share mode").execute(&mut *outbox).await.unwrap();
         relay.rollback().await.unwrap();
-        until("an order is charged that is still in the outbox", || async {
-            self.count_charged().await > self.count_sent().await
+        self.reach("an order is charged that is still in the outbox", async |town| {
+            town.count_charged().await > town.count_sent().await
         })
         .await;
         self.kill_shop().await;
@@ -174,7 +180,7 @@ impl<'a> Town<'a> {
         let withheld = self.proxy.withheld();
         self.proxy.freeze();
         relay.rollback().await.unwrap();
-        until("the shop sends", || async { self.proxy.withheld() >= withheld + LOT_BYTES }).await;
+        self.reach("the shop sends", async |town| town.proxy.withheld() >= withheld + LOT_BYTES).await;
         self.kill_shop().await;
         self.proxy.cut();
         self.shop = (self.start_shop)(i64::MAX);
@@ -186,7 +192,7 @@ impl<'a> Town<'a> {
         let mut writer = SqliteConnection::connect_with(&self.file).await.unwrap();
         let writing = writer.begin_with("begin immediate").await.unwrap();
         let sent = self.count_sent().await;
-        until("more is sent", || async { self.count_sent().await >= sent + 2 * LOT }).await;
+        self.reach("more is sent", async |town| town.count_sent().await >= sent + 2 * LOT).await;
         self.billing.kill();
         writing.rollback().await.unwrap();
         self.billing = (self.start_billing)();
@@ -198,6 +204,15 @@ impl<'a> Town<'a> {
         self.kill_shop().await;
         self.shop = (self.start_shop)(i64::MAX);
         self.billing = (self.start_billing)();
+    }
+
+    /// Waits for the moment of a kill. One that does not come is noted, so that first the effects are looked at.
+    async fn reach(&mut self, moment: &'static str, here: impl AsyncFn(&Self) -> bool) {
+        if !self.missed.contains(&moment)
+            && tokio::time::timeout(SOON, until(moment, || here(self))).await.is_err()
+        {
+            self.missed.push(moment);
+        }
     }
 
     /// Waits until messages go all the way.
@@ -250,7 +265,9 @@ impl<'a> Town<'a> {
                     && self.count_charged().await == orders
             });
             // If it never is, an order was lost, and which one is said later.
-            let _ = tokio::time::timeout(REST, rest).await;
+            if tokio::time::timeout(REST, rest).await.is_err() {
+                return;
+            }
         }
     }
 

@@ -26,7 +26,7 @@ const LOT_BYTES: u64 = 1500;
 /// What the sessions of the test call themselves in Postgres.
 const OURS: &str = "test";
 /// How long a moment may take to come.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(15);
 /// How long the services may take in the end to work off what waits.
 const REST: Duration = Duration::from_secs(40);
 

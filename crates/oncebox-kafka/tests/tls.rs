@@ -6,7 +6,7 @@
 mod support;
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ async fn unwrap_tls(listener: TcpListener, acceptor: TlsAcceptor, port: u16) {
 /// What both ends are told.
 type Properties = Vec<(&'static str, String)>;
 
-fn trusting(authority: &PathBuf) -> Properties {
+fn trusting(authority: &Path) -> Properties {
     vec![("security.protocol", "ssl".to_owned()), ("ssl.ca.location", authority.display().to_string())]
 }
 

@@ -419,6 +419,7 @@ mod tests {
             prefetch_bytes = 1000000
             [properties]
             "security.protocol" = "sasl_plaintext"
+            "sasl.mechanism" = "PLAIN"
             "fetch.min.bytes" = 1000
             "check.crcs" = true
             "#,

@@ -1,7 +1,7 @@
 //! The shop: places orders in Postgres and tells billing about them.
 //!
-//! `shop BROKER ADDRESS POSTGRES ORDERS` places orders until there are so many, and sends until it is killed. It can be
-//! killed at any moment and started again.
+//! `shop BROKER ADDRESS POSTGRES ORDERS` places an order every few milliseconds until there are so many, and sends until
+//! it is killed. It can be killed at any moment and started again.
 
 use std::error::Error as StdError;
 use std::time::Duration;
@@ -9,6 +9,9 @@ use std::time::Duration;
 use oncebox::{Backoff, Inbox, Message, PgStore, Relay, Store};
 use oncebox_services::{Broker, ORDER_PLACED, Order, with_broker};
 use sqlx::PgPool;
+
+/// The time from one order to the next.
+const PACE: Duration = Duration::from_millis(4);
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn StdError>> {
@@ -49,6 +52,7 @@ async fn place_orders(pool: &PgPool, store: &PgStore, orders: i64) -> Result<(),
         let message = Message::json(ORDER_PLACED, &order)?.id(format!("order-{number}")).key(number % 50);
         store.publish(&mut tx, &[message]).await?;
         tx.commit().await?;
+        tokio::time::sleep(PACE).await;
     }
     Ok(())
 }

@@ -1,43 +1,76 @@
 //! Both services are killed with SIGKILL again and again; in the end each order is charged exactly once.
+//!
+//! A kill at any odd time mostly hits a service that waits. So most of these are staged: something that the service needs
+//! is held up, it is killed when it has got so far and no further, and then it is let go. Which promise would be broken
+//! stands at each of the moments.
 
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use oncebox_testkit::{until, within_deadline};
+use oncebox_testkit::{Proxy, until};
+use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
-use sqlx::{PgPool, SqlitePool};
+use sqlx::{Connection, PgPool, SqliteConnection, SqlitePool};
 use xtask::postgres::PrivatePostgres;
 
-const ORDERS: i64 = 2000;
-const SHOP_KILLS: i64 = 10;
+/// How many orders wait in the outbox before the relay is let go.
+const LOT: i64 = 30;
+/// So many orders that some of them have come to billing, however seldom it is given any.
+const MANY: i64 = 250;
+/// A lot is longer than this, and what else goes over a connection while it stands still is not.
+const LOT_BYTES: u64 = 1500;
+/// What the sessions of the test call themselves in Postgres.
+const OURS: &str = "test";
+/// How long a moment may take to come.
+const SOON: Duration = Duration::from_secs(15);
+/// How long the services may take in the end to work off what waits.
+const REST: Duration = Duration::from_secs(40);
 
 #[cfg(feature = "rabbitmq")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_again_and_again_with_rabbitmq_between_them() {
     let Some(server) = started(xtask::rabbitmq::PrivateRabbitmq::start()) else { return };
-    within_deadline(each_order_is_charged_once("rabbitmq", &server.url(), 10)).await;
+    let proxy = Proxy::start(local(server.port())).await;
+    let through_proxy = server.url().replace(&server.port().to_string(), &proxy.address().port().to_string());
+    in_time(each_order_is_charged_once(6, "rabbitmq", &proxy, &through_proxy, &server.url())).await;
 }
 
 #[cfg(feature = "nats")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_again_and_again_with_nats_between_them() {
     let Some(server) = started(xtask::nats::PrivateNats::start()) else { return };
-    within_deadline(each_order_is_charged_once("nats", &server.url(), 10)).await;
+    let proxy = Proxy::start(local(server.port())).await;
+    let through_proxy = server.url().replace(&server.port().to_string(), &proxy.address().port().to_string());
+    in_time(each_order_is_charged_once(5, "nats", &proxy, &through_proxy, &server.url())).await;
 }
 
 #[cfg(feature = "kafka")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_again_and_again_with_kafka_between_them() {
+    let port = std::net::TcpListener::bind(local(0)).unwrap().local_addr().unwrap().port();
     // Tansu takes long to build, so only the slow tests insist on it.
-    let server = xtask::tansu::PrivateTansu::start();
+    let server = xtask::tansu::PrivateTansu::start_behind(port);
     let Some(server) = xtask::server::if_installed(server, xtask::steps::ALL_VARIABLE) else { return };
-    server.create_topic("orders", 3).unwrap();
-    // Joining the group again takes its time, so billing is killed less often.
-    within_deadline(each_order_is_charged_once("kafka", &server.url(), 5)).await;
+    // Both services come to the address that the server tells its clients.
+    let proxy = Proxy::start_at(port, local(server.port())).await;
+    tokio::task::block_in_place(|| server.create_topic("orders", 3)).unwrap();
+    let address = proxy.address().to_string();
+    // A billing that comes back waits for its partitions, so it is killed less often.
+    in_time(each_order_is_charged_once(3, "kafka", &proxy, &address, &address)).await;
+}
+
+/// A test that hangs fails; one that goes well takes a minute or less.
+async fn in_time(case: impl Future<Output = ()>) {
+    assert!(
+        tokio::time::timeout(Duration::from_secs(240), case).await.is_ok(),
+        "it did not end within 4 minutes"
+    );
 }
 
 /// A server for the test; `None` when it is not installed.
@@ -45,86 +78,242 @@ fn started<T>(server: std::io::Result<T>) -> Option<T> {
     xtask::server::if_installed(server, xtask::steps::BROKERS_VARIABLE)
 }
 
-/// Billing is killed so many times, the shop ten times.
-async fn each_order_is_charged_once(broker: &str, address: &str, billing_kills: i64) {
+fn local(port: u16) -> SocketAddr {
+    ([127, 0, 0, 1], port).into()
+}
+
+/// Each of the moments is met so many times. The shop goes through the proxy; the address of billing may be another one.
+async fn each_order_is_charged_once(rounds: usize, broker: &str, proxy: &Proxy, shop: &str, billing: &str) {
     let Some(postgres) = started(PrivatePostgres::start()) else { return };
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("billing.db");
-    let orders = ORDERS.to_string();
-    let start_shop =
-        || Service::start(env!("CARGO_BIN_EXE_shop"), &[broker, address, &postgres.url(), &orders]);
-    let start_billing =
-        || Service::start(env!("CARGO_BIN_EXE_billing"), &[broker, address, &file.display().to_string()]);
-
-    let (shop, billing) = (start_shop(), start_billing());
-    let shops = PgPool::connect(&postgres.url()).await.unwrap();
-    let charges = charges(&file).await;
-    // Each in the middle of its work: the shop while it places orders, billing while they come in. What a killed relay
-    // had taken is sent by its successor after half a minute, so most of the time here is spent waiting for that.
-    let (_shop, _billing) = tokio::join!(
-        kill_again_and_again(SHOP_KILLS, shop, start_shop, || count_placed(&shops)),
-        kill_again_and_again(billing_kills, billing, start_billing, || count_charged(&charges)),
+    let mut town = Town::open(broker, proxy, &postgres, [shop, billing], folder.path()).await;
+    for _ in 0..rounds {
+        town.kill_the_shop_before_it_has_removed_what_was_sent().await;
+        town.kill_the_shop_before_the_broker_has_confirmed().await;
+        town.kill_billing_before_it_has_stored().await;
+        town.kill_both_at_work().await;
+    }
+    town.come_to_rest().await;
+    let placed = town.placed().await;
+    let mut times: BTreeMap<(i64, i64), i64> = placed.iter().map(|order| (*order, 0)).collect();
+    for order in town.charged().await {
+        *times.entry(order).or_default() += 1;
+    }
+    let orders = |wrong: fn(i64) -> bool| -> Vec<i64> {
+        times.iter().filter(|(_, times)| wrong(**times)).map(|((number, _), _)| *number).collect()
+    };
+    let (lost, doubled) = (orders(|times| times == 0), orders(|times| times > 1));
+    assert!(
+        lost.is_empty() && doubled.is_empty(),
+        "of {} orders lost {lost:?}, doubled {doubled:?}",
+        placed.len()
     );
-    until("every order is charged", || async { count_charged(&charges).await >= ORDERS }).await;
-    until("the outbox is empty", || async {
-        let waiting: i64 =
-            sqlx::query_scalar("select count(*) from oncebox.outbox").fetch_one(&shops).await.unwrap();
-        waiting == 0
-    })
-    .await;
-
-    // Everything has come to rest, so a doubled charge would be here by now.
-    let placed: Vec<(i64, i64)> =
-        sqlx::query_as("select number, cents from placed order by number").fetch_all(&shops).await.unwrap();
-    let charged: Vec<(i64, i64)> =
-        sqlx::query_as("select number, cents from charge").fetch_all(&charges).await.unwrap();
-    let mut times: BTreeMap<i64, usize> = BTreeMap::new();
-    charged.iter().for_each(|(number, _)| *times.entry(*number).or_default() += 1);
-    times.retain(|_, times| *times != 1);
-    assert!(times.is_empty(), "orders charged more than once: {times:?}");
-    let mut charged = charged;
-    charged.sort_unstable();
-    assert_eq!(i64::try_from(placed.len()).unwrap(), ORDERS);
-    assert_eq!(charged, placed);
+    assert_eq!(times.len(), placed.len(), "an order is charged that nobody has placed");
+    assert!(town.missed.is_empty(), "the services were not killed when {:?}", town.missed);
 }
 
-/// Billing's database, as soon as billing has made it.
-async fn charges(file: &Path) -> SqlitePool {
-    let options = SqliteConnectOptions::new().filename(file).read_only(true);
-    let pool = SqlitePoolOptions::new().max_connections(1).connect_lazy_with(options);
-    until("billing has its table", || async {
-        sqlx::query("select count(*) from charge").execute(&pool).await.is_ok()
-    })
-    .await;
-    pool
+/// The two services, and what the test looks at and holds up.
+struct Town<'a> {
+    proxy: &'a Proxy,
+    start_shop: Box<dyn Fn(i64) -> Service + Send + Sync + 'a>,
+    start_billing: Box<dyn Fn() -> Service + Send + Sync + 'a>,
+    shop: Service,
+    billing: Service,
+    shops: PgPool,
+    charges: SqlitePool,
+    /// Billing's database for one who writes.
+    file: SqliteConnectOptions,
+    /// Moments that did not come.
+    missed: Vec<&'static str>,
 }
 
-async fn count_charged(charges: &SqlitePool) -> i64 {
-    sqlx::query_scalar("select count(*) from charge").fetch_one(charges).await.unwrap()
-}
-
-/// None as long as there is no table.
-async fn count_placed(shops: &PgPool) -> i64 {
-    sqlx::query_scalar("select count(*) from placed").fetch_one(shops).await.unwrap_or(0)
-}
-
-/// Kills a service whenever it has done some more, and starts it again.
-async fn kill_again_and_again<Fut: Future<Output = i64>>(
-    kills: i64,
-    mut service: Service,
-    start: impl Fn() -> Service,
-    done: impl Fn() -> Fut,
-) -> Service {
-    for kill in 1..=kills {
-        until("the service has done more", || async {
-            assert!(service.is_running(), "a service ended by itself");
-            done().await >= kill * ORDERS / (kills + 1)
+impl<'a> Town<'a> {
+    async fn open(
+        broker: &'a str,
+        proxy: &'a Proxy,
+        postgres: &'a PrivatePostgres,
+        [shop, billing]: [&'a str; 2],
+        folder: &Path,
+    ) -> Self {
+        let file = folder.join("billing.db");
+        let (name, database) = (file.display().to_string(), postgres.url());
+        let start_shop = Box::new(move |orders: i64| {
+            Service::start(env!("CARGO_BIN_EXE_shop"), &[broker, shop, &database, &orders.to_string()])
+        });
+        let start_billing =
+            Box::new(move || Service::start(env!("CARGO_BIN_EXE_billing"), &[broker, billing, &name]));
+        let file = SqliteConnectOptions::new().filename(file);
+        let ours: PgConnectOptions = postgres.url().parse().unwrap();
+        let ours = ours.application_name(OURS);
+        let town = Self {
+            proxy,
+            shop: start_shop(i64::MAX),
+            billing: start_billing(),
+            start_shop,
+            start_billing,
+            shops: PgPool::connect_with(ours).await.unwrap(),
+            charges: SqlitePoolOptions::new()
+                .max_connections(1)
+                .connect_lazy_with(file.clone().read_only(true)),
+            file,
+            missed: Vec::new(),
+        };
+        until("the services have their tables", || async {
+            let billing = sqlx::query("select count(*) from charge").execute(&town.charges).await;
+            let shop = sqlx::query("select count(*) from oncebox.relay, placed").execute(&town.shops).await;
+            billing.is_ok() && shop.is_ok()
         })
         .await;
-        service.kill();
-        service = start();
+        town
     }
-    service
+
+    /// Were a copy not known by its id, orders would be charged twice.
+    async fn kill_the_shop_before_it_has_removed_what_was_sent(&mut self) {
+        self.both_work().await;
+        let relay = self.hold_the_relay().await;
+        let mut outbox = self.shops.begin().await.unwrap();
+        // Only the rows: a lock on the table might wait for a relay that waits for us.
+        sqlx::query("select seq from oncebox.outbox for update").execute(&mut *outbox).await.unwrap();
+        relay.rollback().await.unwrap();
+        self.reach("an order is charged that is still in the outbox", async |town| {
+            town.count_charged().await > town.count_sent().await
+        })
+        .await;
+        self.kill_shop().await;
+        outbox.rollback().await.unwrap();
+        self.shop = (self.start_shop)(i64::MAX);
+    }
+
+    /// Were messages removed from the outbox before the broker has them, they would be lost.
+    async fn kill_the_shop_before_the_broker_has_confirmed(&mut self) {
+        self.both_work().await;
+        let relay = self.hold_the_relay().await;
+        let withheld = self.proxy.withheld();
+        self.proxy.freeze();
+        relay.rollback().await.unwrap();
+        self.reach("the shop sends", async |town| town.proxy.withheld() >= withheld + LOT_BYTES).await;
+        self.kill_shop().await;
+        self.proxy.cut();
+        self.shop = (self.start_shop)(i64::MAX);
+    }
+
+    /// Were messages acknowledged before they are stored, they would be lost.
+    async fn kill_billing_before_it_has_stored(&mut self) {
+        self.both_work().await;
+        let mut writer = SqliteConnection::connect_with(&self.file).await.unwrap();
+        let writing = writer.begin_with("begin immediate").await.unwrap();
+        let sent = self.count_sent().await;
+        self.reach("many more are sent", async |town| town.count_sent().await >= sent + MANY).await;
+        self.billing.kill();
+        writing.rollback().await.unwrap();
+        self.billing = (self.start_billing)();
+    }
+
+    async fn kill_both_at_work(&mut self) {
+        self.both_work().await;
+        self.billing.kill();
+        self.kill_shop().await;
+        self.shop = (self.start_shop)(i64::MAX);
+        self.billing = (self.start_billing)();
+    }
+
+    /// Waits for the moment of a kill. One that does not come is noted, so that first the effects are looked at.
+    async fn reach(&mut self, moment: &'static str, here: impl AsyncFn(&Self) -> bool) {
+        if !self.missed.contains(&moment)
+            && tokio::time::timeout(SOON, until(moment, || here(self))).await.is_err()
+        {
+            self.missed.push(moment);
+        }
+    }
+
+    /// Waits until messages go all the way.
+    async fn both_work(&self) {
+        let (sent, charged) = (self.count_sent().await, self.count_charged().await);
+        until("both services work", || async {
+            assert!(self.shop.is_running() && self.billing.is_running(), "a service ended by itself");
+            self.count_sent().await > sent && self.count_charged().await > charged
+        })
+        .await;
+    }
+
+    /// Keeps the relay from taking anything, and waits until there is a lot that it has not taken.
+    async fn hold_the_relay(&self) -> sqlx::Transaction<'_, sqlx::Postgres> {
+        let mut relay = self.shops.begin().await.unwrap();
+        sqlx::query("lock table oncebox.relay in share mode").execute(&mut *relay).await.unwrap();
+        // Of what was there before, some may be sent already.
+        let placed = self.count_placed().await;
+        until("a lot waits", || async { self.count_placed().await >= placed + LOT }).await;
+        relay
+    }
+
+    async fn kill_shop(&mut self) {
+        self.shop.kill();
+        // A session that waits for a lock does not notice that its client is gone, and would go on.
+        until("the sessions of the shop have ended", || async {
+            let sessions: i64 = sqlx::query_scalar(
+                "select count(pg_terminate_backend(pid)) from pg_stat_activity
+                 where backend_type = 'client backend' and application_name <> $1",
+            )
+            .bind(OURS)
+            .fetch_one(&self.shops)
+            .await
+            .unwrap();
+            sessions == 0
+        })
+        .await;
+        // What a killed relay had taken is free after half a minute; as if it were over.
+        sqlx::query("update oncebox.relay set leased_until = 0").execute(&self.shops).await.unwrap();
+    }
+
+    /// No more kills: what was placed goes its way, and then a last lot, behind every copy that is still there.
+    async fn come_to_rest(&mut self) {
+        self.kill_shop().await;
+        for more in [0, 50] {
+            let orders = self.count_placed().await + more;
+            self.kill_shop().await;
+            self.shop = (self.start_shop)(orders);
+            let rest = until("all is at rest", || async {
+                self.count_placed().await == orders
+                    && self.count_waiting().await == 0
+                    && self.count_charged().await == orders
+            });
+            // If it never is, an order was lost, and which one is said later.
+            if tokio::time::timeout(REST, rest).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// How many different orders are charged.
+    async fn count_charged(&self) -> i64 {
+        sqlx::query_scalar("select count(distinct number) from charge")
+            .fetch_one(&self.charges)
+            .await
+            .unwrap()
+    }
+
+    async fn charged(&self) -> Vec<(i64, i64)> {
+        sqlx::query_as("select number, cents from charge").fetch_all(&self.charges).await.unwrap()
+    }
+
+    async fn count_placed(&self) -> i64 {
+        sqlx::query_scalar("select count(*) from placed").fetch_one(&self.shops).await.unwrap()
+    }
+
+    async fn placed(&self) -> Vec<(i64, i64)> {
+        sqlx::query_as("select number, cents from placed").fetch_all(&self.shops).await.unwrap()
+    }
+
+    /// How many messages have left the outbox.
+    async fn count_sent(&self) -> i64 {
+        let sent = "select (select count(*) from placed) - (select count(*) from oncebox.outbox)";
+        sqlx::query_scalar(sent).fetch_one(&self.shops).await.unwrap()
+    }
+
+    /// How many messages are in the outbox.
+    async fn count_waiting(&self) -> i64 {
+        sqlx::query_scalar("select count(*) from oncebox.outbox").fetch_one(&self.shops).await.unwrap()
+    }
 }
 
 /// A process that is killed at the latest when the test ends.

@@ -23,6 +23,10 @@ const NATS: (&str, &str) = ("nats-server", "the tests run against a private NATS
 const REDIS: (&str, &str) = ("redis-server", "the tests run against a private Redis server");
 const MOSQUITTO: (&str, &str) = ("mosquitto", "the tests run against a private Mosquitto server");
 
+const PKG_CONFIG: (&str, &str) =
+    ("pkg-config", "the Kafka client is built with TLS, and looks for OpenSSL with it");
+const OPENSSL: (&str, &str) = ("libssl-dev", "the Kafka client is built with TLS");
+
 /// Asked by Debian's packages whether they may start a service; see `invoke-rc.d`.
 const SERVICE_POLICY: &str = "/usr/sbin/policy-rc.d";
 
@@ -59,6 +63,12 @@ pub fn require_redis() -> Result<(), Error> {
 /// The same for Mosquitto.
 pub fn require_mosquitto() -> Result<(), Error> {
     require(MOSQUITTO, || mosquitto::program().map(drop))
+}
+
+/// Makes sure that the Kafka client can be built with all its features; as root on Debian it installs what is missing.
+pub fn require_openssl() -> Result<(), Error> {
+    require(PKG_CONFIG, || answers("pkg-config", &["--version"]))?;
+    require(OPENSSL, || answers("pkg-config", &["--exists", "openssl"]))
 }
 
 /// Makes sure that Tansu, which has no package, is built; that takes 10 to 30 minutes when it is not.

@@ -93,6 +93,7 @@ struct Servers {
 
 impl Servers {
     fn start(root: &Path, extent: Extent) -> Result<Self, Error> {
+        packages::require_openssl()?;
         let languages = Languages::prepare(root)?;
         let schemathesis = schemathesis::require()?;
         packages::require_postgres()?;

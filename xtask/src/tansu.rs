@@ -75,6 +75,19 @@ impl PrivateTansu {
         self.topic("create", &[name, "--partitions", &partitions.to_string()]).map(drop)
     }
 
+    /// Creates a user for logins with SCRAM-SHA-512.
+    pub fn create_user(&self, name: &str, password: &str) -> io::Result<()> {
+        self.ask("user", "create", &[name, password]).map(drop)
+    }
+
+    /// Stops the server and starts it again so that it wants a login; topics and users must be there by then.
+    ///
+    /// It checks passwords with SCRAM only: with PLAIN it lets everybody in.
+    pub fn require_login(&mut self) -> io::Result<()> {
+        self.server.kind.wants_login = true;
+        self.server.restart(StopMode::Fast)
+    }
+
     /// The names of its topics.
     pub fn topics(&self) -> io::Result<Vec<String>> {
         let answer: serde_json::Value = serde_json::from_str(&self.topic("list", &[])?)?;
@@ -93,9 +106,13 @@ impl PrivateTansu {
     }
 
     fn topic(&self, action: &str, arguments: &[&str]) -> io::Result<String> {
+        self.ask("topic", action, arguments)
+    }
+
+    fn ask(&self, about: &str, action: &str, arguments: &[&str]) -> io::Result<String> {
         let kind = &self.server.kind;
         let mut command = server::command(&kind.program, self.folder());
-        command.args(["topic", action, "--broker", &kind.listener()]).args(arguments);
+        command.args([about, action, "--broker", &kind.listener()]).args(arguments);
         let output = command.output()?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
@@ -103,7 +120,7 @@ impl PrivateTansu {
         // It says what is wrong on either.
         let why = [output.stdout, output.stderr].concat();
         let why = String::from_utf8_lossy(&why);
-        Err(io::Error::other(format!("`tansu topic {action}` failed: {}", why.trim())))
+        Err(io::Error::other(format!("`tansu {about} {action}` failed: {}", why.trim())))
     }
 }
 
@@ -168,12 +185,13 @@ struct Tansu {
     port: u16,
     /// The port that it tells its clients, when that is another one.
     advertised: Option<u16>,
+    wants_login: bool,
 }
 
 impl Tansu {
     fn prepare(program: &Path, folder: &Path, advertised: Option<u16>) -> io::Result<Self> {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Self { program: program.to_owned(), name, port: free_port()?, advertised })
+        Ok(Self { program: program.to_owned(), name, port: free_port()?, advertised, wants_login: false })
     }
 
     fn listener(&self) -> String {
@@ -189,6 +207,9 @@ impl Kind for Tansu {
         command.args(["broker", "--cluster-id", &self.name, "--listener-url", &self.listener()]);
         let advertised = format!("tcp://127.0.0.1:{}", self.advertised.unwrap_or(self.port));
         command.args(["--advertised-listener-url", &advertised]);
+        if self.wants_login {
+            command.arg("--authentication");
+        }
         // The file is in the folder it runs in.
         command.args(["--storage-engine", "sqlite://tansu.db"]);
         command
@@ -199,7 +220,13 @@ impl Kind for Tansu {
         let mut stream = connect(self.port)?;
         stream.write_all(b"\0\0\0\x0f\0\x03\0\x04\0\0\0\x01\xff\xff\0\0\0\0\0")?;
         let mut length = [0; 4];
-        stream.read_exact(&mut length)?;
+        match stream.read_exact(&mut length) {
+            // It hangs up on who asks without a login.
+            Err(error) if self.wants_login && error.kind() == io::ErrorKind::UnexpectedEof => {
+                return Ok(true);
+            }
+            answer => answer?,
+        }
         let length = u32::from_be_bytes(length).min(1 << 20);
         let mut answer = vec![0; usize::try_from(length).map_err(io::Error::other)?];
         stream.read_exact(&mut answer)?;

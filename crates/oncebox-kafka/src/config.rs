@@ -312,10 +312,9 @@ fn add_properties(
 fn checked(mut client: ClientConfig) -> Result<ClientConfig, Error> {
     // Its log lines are mapped to ours, and filtered there.
     client.set_log_level(RDKafkaLogLevel::Info);
-    match client.create_native_config() {
-        Ok(_) => Ok(client),
-        Err(error) => Err(refused(error)),
-    }
+    client.create_native_config().map_err(refused)?;
+    check_login(&client)?;
+    Ok(client)
 }
 
 /// The error for a setting that librdkafka does not take; never with a value, which may be a password.
@@ -325,11 +324,50 @@ pub(crate) fn refused(error: KafkaError) -> Error {
     };
     let why = if value.is_empty() { why } else { why.replace(&value, "…") };
     let mut text = format!("the property `{name}` is refused by this build of librdkafka: {}", why.trim());
-    if name.starts_with("ssl.") || name.starts_with("sasl.") || name == "security.protocol" {
-        text += "; TLS and SASL mechanisms other than PLAIN need a build with OpenSSL, see the Kafka guide";
+    let about_tls = name.starts_with("ssl.") || name.starts_with("sasl.") || name == "security.protocol";
+    if about_tls && !build_has("ssl") {
+        text += NO_TLS;
     }
     Error::invalid(text)
 }
+
+/// A login that this build cannot do, which librdkafka says only when it connects.
+fn check_login(client: &ClientConfig) -> Result<(), Error> {
+    let protocol = client.get("security.protocol").unwrap_or_default().to_ascii_lowercase();
+    if !protocol.starts_with("sasl_") {
+        return Ok(());
+    }
+    let Some(mechanism) = client.get("sasl.mechanism").or_else(|| client.get("sasl.mechanisms")) else {
+        return Err(Error::invalid(
+            "`security.protocol` asks for a login; set `sasl.mechanism`, for example to PLAIN",
+        ));
+    };
+    let feature = match mechanism {
+        "GSSAPI" => "sasl_gssapi",
+        "OAUTHBEARER" => "sasl_oauthbearer",
+        scram if scram.starts_with("SCRAM-SHA-") => "sasl_scram",
+        _ => return Ok(()),
+    };
+    if build_has(feature) {
+        return Ok(());
+    }
+    let remedy = if feature == "sasl_gssapi" {
+        "; Kerberos needs a build of your own, see the Kafka guide"
+    } else {
+        NO_TLS
+    };
+    Err(Error::invalid(format!("this build of librdkafka has no `{feature}`{remedy}")))
+}
+
+/// Whether librdkafka was built with this; others than us may have asked for it.
+fn build_has(feature: &str) -> bool {
+    let features =
+        ClientConfig::new().create_native_config().and_then(|native| native.get("builtin.features"));
+    features.is_ok_and(|features| features.split(',').any(|own| own.trim() == feature))
+}
+
+const NO_TLS: &str = "; TLS and SASL mechanisms other than PLAIN need the feature `kafka-tls` of `oncebox` or of the \
+                      command, which needs OpenSSL; see the Kafka guide";
 
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -381,6 +419,7 @@ mod tests {
             prefetch_bytes = 1000000
             [properties]
             "security.protocol" = "sasl_plaintext"
+            "sasl.mechanism" = "PLAIN"
             "fetch.min.bytes" = 1000
             "check.crcs" = true
             "#,
@@ -473,10 +512,23 @@ mod tests {
             assert!(features.contains(&feature), "{feature} is not in {features:?}");
         }
         let tls = KafkaSourceConfig::new("localhost:9092", "orders").property("security.protocol", "ssl");
-        if !features.contains(&"ssl") {
-            let error = tls.client().unwrap_err().to_string();
-            assert!(error.contains("a build with OpenSSL"), "{error}");
+        let scram = KafkaSourceConfig::new("localhost:9092", "orders")
+            .property("security.protocol", "sasl_plaintext")
+            .property("sasl.mechanism", "SCRAM-SHA-512");
+        assert!(!cfg!(feature = "tls") || features.contains(&"ssl") && features.contains(&"sasl_scram"));
+        for config in [tls, scram] {
+            let answer = config.client().map(drop).map_err(|error| error.to_string());
+            match features.contains(&"ssl") {
+                true => assert_eq!(answer, Ok(())),
+                false => assert!(
+                    answer.as_ref().is_err_and(|error| error.contains("feature `kafka-tls`")),
+                    "{answer:?}"
+                ),
+            }
         }
+        let none = KafkaSourceConfig::new("localhost:9092", "orders")
+            .property("security.protocol", "SASL_PLAINTEXT");
+        assert!(none.client().unwrap_err().to_string().contains("set `sasl.mechanism`"));
         let plain = KafkaSourceConfig::new("localhost:9092", "orders")
             .property("security.protocol", "sasl_plaintext")
             .property("sasl.mechanism", "PLAIN")

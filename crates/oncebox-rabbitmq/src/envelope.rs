@@ -10,6 +10,8 @@ use oncebox_core::mapping::{Delivered, ID_HEADER, KEY_HEADER, Mapped, Mapping};
 use oncebox_core::{Headers, Message};
 use serde_json::{Value, json};
 
+use crate::mend;
+
 const PERSISTENT: u8 = 2;
 /// The longest text of a property or a routing key, and of a header's name.
 pub(crate) const LONGEST_TEXT: usize = 255;
@@ -17,6 +19,10 @@ pub(crate) const LONGEST_TEXT: usize = 255;
 const DELIVERY_COUNT: &str = "x-delivery-count";
 /// RabbitMQ closes the channel of a publisher whose header of this name is not a list.
 const LISTS: [&str; 2] = ["CC", "BCC"];
+
+/// The fault of a message that was mended on its way.
+const NOT_TEXT: &str = "a property, the routing key or the name of a header is not UTF-8; all properties are kept as \
+                        bytes in the header `unreadable-properties`, such a routing key in `unreadable-routing-key`";
 
 /// Makes a message of what RabbitMQ delivered.
 pub(crate) fn read(mapping: &Mapping, delivery: Delivery) -> Mapped {
@@ -47,6 +53,9 @@ pub(crate) fn read(mapping: &Mapping, delivery: Delivery) -> Mapped {
     let route = String::from(routing_key);
     let mut mapped =
         mapping.read(Delivered { properties: own, headers, payload: data.into(), route, position: None });
+    if mapped.message.headers.get(mend::PROPERTIES).is_some() {
+        mapped.fault = Some(NOT_TEXT.to_owned());
+    }
     let has_id_property = id.as_ref().is_some_and(|id| !id.is_empty());
     tidy(&mut mapped.message, id, kind, has_id_property);
     mapped

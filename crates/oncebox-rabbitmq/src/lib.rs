@@ -35,6 +35,7 @@
 mod config;
 mod envelope;
 mod link;
+mod mend;
 mod settle;
 mod sink;
 mod source;

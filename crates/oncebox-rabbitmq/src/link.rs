@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_compat::CompatExt;
+use async_rs::util::RuntimeParts;
+use async_rs::{Runtime, Tokio};
 use lapin::tcp::{RustlsConnector, RustlsConnectorConfig};
 use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
@@ -19,6 +21,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
 use crate::config::{Auth, TlsConfig, without_password};
+use crate::mend::{Mended, MendingTokio};
 
 /// How long a connection may take to say goodbye.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
@@ -84,10 +87,11 @@ impl Settings {
 
     /// Connects and logs in, within the time for it.
     pub(crate) async fn connect(&self) -> Result<Link, Error> {
-        let runtime = lapin::runtime::default_runtime().map_err(|error| self.cannot(error))?;
+        let tokio = Tokio::current();
+        let runtime = Runtime::new(RuntimeParts::new(tokio.clone(), MendingTokio(tokio)));
         let socket = Arc::new(Mutex::new(None));
         let (settings, keep) = (self.clone(), socket.clone());
-        let stream = async move |_, _| Ok(settings.stream(&keep).await?);
+        let stream = async move |_, _| Ok(AsyncTcpStream::Plain(Mended::new(settings.stream(&keep).await?)));
         let properties = ConnectionProperties::default().with_connection_name("oncebox".into());
         let connecting = Connection::connector(self.uri.clone(), runtime, stream, properties);
         // Whatever happens, also when this future is dropped: without its socket the client's thread ends.

@@ -421,8 +421,7 @@ pub(crate) fn reply_code(error: &lapin::Error) -> Option<u16> {
 fn explain(error: &lapin::Error) -> &'static str {
     match error.kind() {
         lapin::ErrorKind::ParsingError(_) => {
-            "a message in it cannot be read by the client, which wants text in properties, routing keys and names of \
-             headers to be UTF-8; take it out of the queue by other means"
+            "the client cannot read what the server sent; if it is a message in the queue, take it out by other means"
         }
         _ => "the server sends no more messages",
     }

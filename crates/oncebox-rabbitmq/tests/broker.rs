@@ -465,16 +465,16 @@ async fn user_password_and_virtual_host_are_used_and_errors_do_not_tell_them() {
     .await;
 }
 
-/// Puts a message whose id is not UTF-8 on a queue, which the plain client cannot.
-fn put_with_binary_id(port: u16, queue: &str) {
+/// Puts a message with one byte of payload and these properties, which the plain client cannot write.
+fn put_raw(port: u16, exchange: &str, routing_key: &[u8], properties: &[u8]) {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.write_all(b"AMQP\0\0\x09\x01").unwrap();
     let frame = |kind: u8, channel: u8, payload: &[u8]| {
         let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
         [&[kind, 0, channel], &length[..], payload, b"\xce"].concat()
     };
-    let short = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-    let publish = [b"\0\x3c\0\x28\0\0\0", &short(queue)[..], b"\0"].concat();
+    let short = |text: &[u8]| [&[u8::try_from(text.len()).unwrap()], text].concat();
+    let publish = [b"\0\x3c\0\x28\0\0", &short(exchange.as_bytes())[..], &short(routing_key), b"\0"].concat();
     for (wants_answer, bytes) in [
         (true, Vec::new()),
         (true, frame(1, 0, b"\0\x0a\0\x0b\0\0\0\0\x05PLAIN\0\0\0\x0c\0guest\0guest\x05en_US")),
@@ -482,8 +482,7 @@ fn put_with_binary_id(port: u16, queue: &str) {
         (true, frame(1, 0, b"\0\x0a\0\x28\x01/\0\0")),
         (true, frame(1, 1, b"\0\x14\0\x0a\0")),
         (false, frame(1, 1, &publish)),
-        // One byte of payload, and one property: a message id of two bytes.
-        (false, frame(2, 1, b"\0\x3c\0\0\0\0\0\0\0\0\0\x01\0\x80\x02\xff\xfe")),
+        (false, frame(2, 1, &[b"\0\x3c\0\0\0\0\0\0\0\0\0\x01", properties].concat())),
         (false, frame(3, 1, b"x")),
         (true, frame(1, 1, b"\0\x14\0\x28\0\xc8\0\0\0\0\0")),
     ] {
@@ -498,19 +497,39 @@ fn put_with_binary_id(port: u16, queue: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_the_client_cannot_read_is_explained_and_stays() {
+async fn what_is_no_text_where_text_must_be_makes_a_message_unreadable_and_stops_nobody() {
     let Some(server) = shared_server().await else { return };
     within_deadline(async {
         let queue = fresh_name("binary");
         let plain = Plain::connect(&server.url()).await.unwrap();
         plain.create_queue(&queue, &[]).await;
-        tokio::task::block_in_place(|| put_with_binary_id(server.port(), &queue));
-        until("it is there", || async { plain.ready(&queue).await == 1 }).await;
+        plain.bind(&queue, "amq.fanout", "any").await;
+        // A message id of two bytes; a header with a name of one byte; and one that is fine, but for its routing key.
+        let id: &[u8] = b"\0\x80\x02\xff\xfe";
+        let header: &[u8] = b"\x20\0\0\0\0\x08\x01\xffS\0\0\0\x01x";
+        let fine: &[u8] = b"\0\x80\x04fine";
+        tokio::task::block_in_place(|| {
+            put_raw(server.port(), "", queue.as_bytes(), id);
+            put_raw(server.port(), "", queue.as_bytes(), header);
+            put_raw(server.port(), "amq.fanout", b"\xfe", fine);
+            put_raw(server.port(), "amq.fanout", "grün".as_bytes(), fine);
+        });
         let mut source = RabbitmqSource::new("orders", config(&server.url(), &queue)).unwrap();
-        let error = failure(&mut source).await;
-        assert!(error.contains("to be UTF-8; take it out of the queue"), "{error}");
+        let taken = take(&mut source, 4).await;
+        for (one, properties) in taken.iter().zip([id, header, fine]) {
+            assert!(one.fault.as_ref().is_some_and(|fault| fault.contains("not UTF-8")), "{one:?}");
+            assert_eq!(one.message.headers.get("unreadable-properties").unwrap(), properties);
+            assert_eq!(one.message.payload, "x");
+        }
+        assert_eq!(taken[2].message.headers.get("unreadable-routing-key").unwrap(), &b"\xfe"[..]);
+        let last = &taken[3];
+        assert_eq!((&last.fault, &last.message.id[..], &last.message.kind[..]), (&None, "fine", "grün"));
+        settle(&mut source, taken, Settle::Accept).await;
         drop(source);
-        until("it is back in the queue", || async { plain.ready(&queue).await == 1 }).await;
+        until("the queue is empty and nothing comes back", || async {
+            plain.ready(&queue).await == 0 && plain.users(&queue).await == 0
+        })
+        .await;
     })
     .await;
 }

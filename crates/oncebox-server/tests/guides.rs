@@ -2,7 +2,7 @@
 
 #![cfg(all(
     feature = "rabbitmq",
-    feature = "kafka",
+    feature = "kafka-tls",
     feature = "nats",
     feature = "redis",
     feature = "mqtt",

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -14,6 +16,7 @@ use tokio::task::JoinHandle;
 pub struct Proxy {
     address: SocketAddr,
     weather: watch::Sender<Weather>,
+    withheld: Arc<AtomicU64>,
     accepting: JoinHandle<()>,
 }
 
@@ -49,6 +52,8 @@ impl Proxy {
         let address = listener.local_addr().unwrap();
         let weather = watch::Sender::new(Weather::default());
         let sky = weather.clone();
+        let withheld = Arc::new(AtomicU64::new(0));
+        let counted = withheld.clone();
         let accepting = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let mut number = 0;
@@ -56,10 +61,10 @@ impl Proxy {
                     weather.born += 1;
                     number = weather.born;
                 });
-                tokio::spawn(carry(client, server, number, sky.subscribe()));
+                tokio::spawn(carry(client, server, number, sky.subscribe(), counted.clone()));
             }
         });
-        Self { address, weather, accepting }
+        Self { address, weather, withheld, accepting }
     }
 
     /// Where clients connect.
@@ -81,6 +86,11 @@ impl Proxy {
     pub fn freeze(&self) {
         self.weather.send_modify(|weather| weather.frozen_before = weather.born);
     }
+
+    /// How many bytes clients have sent over frozen connections so far, none of which were carried on.
+    pub fn withheld(&self) -> u64 {
+        self.withheld.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for Proxy {
@@ -90,14 +100,20 @@ impl Drop for Proxy {
     }
 }
 
-async fn carry(client: TcpStream, server: SocketAddr, number: u64, mut sky: watch::Receiver<Weather>) {
+async fn carry(
+    client: TcpStream,
+    server: SocketAddr,
+    number: u64,
+    mut sky: watch::Receiver<Weather>,
+    withheld: Arc<AtomicU64>,
+) {
     // A server that is down closes the client's connection.
     let Ok(server) = TcpStream::connect(server).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let there = tokio::spawn(pump(from_client, to_server, number, sky.clone()));
-    let back = tokio::spawn(pump(from_server, to_client, number, sky.clone()));
+    let there = tokio::spawn(pump(from_client, to_server, number, sky.clone(), withheld));
+    let back = tokio::spawn(pump(from_server, to_client, number, sky.clone(), Arc::default()));
     let (stop_there, stop_back) = (there.abort_handle(), back.abort_handle());
     tokio::select! {
         _ = there => {}
@@ -113,17 +129,27 @@ async fn pump(
     mut to: OwnedWriteHalf,
     number: u64,
     mut sky: watch::Receiver<Weather>,
+    withheld: Arc<AtomicU64>,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let read = tokio::select! {
+            // In this order, so that nothing is carried once it is frozen.
+            biased;
+            () = frozen(&mut sky, number) => break,
             read = from.read(&mut buffer) => read?,
-            () = frozen(&mut sky, number) => std::future::pending().await,
         };
         if read == 0 {
             return Ok(());
         }
         to.write_all(&buffer[..read]).await?;
+    }
+    loop {
+        match from.read(&mut buffer).await {
+            // The other end is not told.
+            Ok(0) | Err(_) => std::future::pending().await,
+            Ok(read) => withheld.fetch_add(read as u64, Ordering::Relaxed),
+        };
     }
 }
 
@@ -167,6 +193,7 @@ mod tests {
         frozen.write_all(b"hi").await.unwrap();
         let silence = tokio::time::timeout(Duration::from_millis(200), frozen.read(&mut buffer)).await;
         assert!(silence.is_err(), "nothing comes back, and it is not closed");
+        assert_eq!(proxy.withheld(), 2);
 
         let mut fresh = TcpStream::connect(proxy.address()).await.unwrap();
         fresh.write_all(b"yo").await.unwrap();

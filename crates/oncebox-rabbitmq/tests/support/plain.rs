@@ -6,7 +6,7 @@ use lapin::options::{
     BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueBindOptions, QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
-use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, Queue};
 use oncebox_core::mapping::Delivered;
 
 /// A connection and a channel of the plain client.
@@ -47,9 +47,17 @@ impl Plain {
 
     /// How many messages are ready in a queue.
     pub async fn ready(&self, queue: &str) -> u32 {
+        self.find(queue).await.message_count()
+    }
+
+    /// How many take messages from a queue.
+    pub async fn users(&self, queue: &str) -> u32 {
+        self.find(queue).await.consumer_count()
+    }
+
+    async fn find(&self, queue: &str) -> Queue {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        let found = self.channel.queue_declare(queue.into(), options, FieldTable::default()).await;
-        found.unwrap().message_count()
+        self.channel.queue_declare(queue.into(), options, FieldTable::default()).await.unwrap()
     }
 
     /// Sends one message as it is, and returns when it is confirmed.

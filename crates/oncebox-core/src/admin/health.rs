@@ -30,7 +30,7 @@ pub struct Health {
     /// Every sink.
     pub outbox: Vec<OutboxStatus>,
     /// Known ids that came with other bytes, counted up to 1,000.
-    pub conflicts: usize,
+    pub conflicts: u64,
 }
 
 /// Deliveries of a handler that were due, or leased, until long ago: nobody takes them.
@@ -63,8 +63,7 @@ impl Health {
             all.extend(unsent(sink));
         }
         if self.conflicts > 0 {
-            let what =
-                format!("{} came with other bytes than before", counted(self.conflicts as u64, "known id"));
+            let what = format!("{} came with other bytes than before", counted(self.conflicts, "known id"));
             let remedy = "find out which sender uses an id twice; the messages are kept and shown as conflicts until \
                           their time is over";
             all.push(Finding::new("conflicts", Severity::Warning, what, remedy));

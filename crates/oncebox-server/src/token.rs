@@ -17,7 +17,8 @@ const BYTES: usize = 32;
 /// The longest name of a token.
 const LONGEST_NAME: usize = 100;
 
-/// Makes a token: the text for its owner, who sees it this once, and what a store keeps of it.
+/// Makes a token: the text for its owner, who sees it this once, and what a store keeps of it. `now` is the time by the
+/// database's clock (`AdminStore::clock`), from which `expires_in` counts.
 ///
 /// Fails when the name cannot be one, or the system has no randomness.
 ///
@@ -25,18 +26,22 @@ const LONGEST_NAME: usize = 100;
 /// use oncebox_server::token;
 /// use oncebox::admin::Role;
 ///
-/// let (secret, info) = token::create("dashboard", Role::Read, None)?;
+/// let (secret, info) = token::create("dashboard", Role::Read, None, jiff::Timestamp::now())?;
 /// assert!(secret.expose().starts_with("oncebox_"));
 /// assert_eq!(info.hash, token::hash(secret.expose().as_bytes()));
 /// # Ok::<(), String>(())
 /// ```
-pub fn create(name: &str, role: Role, expires_in: Option<Duration>) -> Result<(Secret, TokenInfo), String> {
+pub fn create(
+    name: &str,
+    role: Role,
+    expires_in: Option<Duration>,
+    now: Timestamp,
+) -> Result<(Secret, TokenInfo), String> {
     check_name(name)?;
     let mut random = [0; BYTES];
     let source = rustls::crypto::ring::default_provider().secure_random;
     source.fill(&mut random).map_err(|_| "the system has no randomness for a token".to_owned())?;
     let token = format!("{PREFIX}{}", hexadecimal(&random));
-    let now = Timestamp::now();
     let expires_at = expires_in
         .map(|length| now.checked_add(length).map_err(|_| "the token would expire after the end of time"))
         .transpose()?;
@@ -95,8 +100,8 @@ mod tests {
     /// Security rule 13.
     #[test]
     fn rule_13_tokens_are_long_random_and_kept_as_a_hash_only() {
-        let (one, info) = create("a", Role::Read, Some(Duration::from_secs(60))).unwrap();
-        let (other, _) = create("a", Role::Read, None).unwrap();
+        let (one, info) = create("a", Role::Read, Some(Duration::from_secs(60)), Timestamp::now()).unwrap();
+        let (other, _) = create("a", Role::Read, None, Timestamp::now()).unwrap();
         assert_ne!(one.expose(), other.expose());
         let random = one.expose().strip_prefix(PREFIX).unwrap();
         assert!(random.len() * 4 >= 192 && random.bytes().all(|byte| byte.is_ascii_hexdigit()));
@@ -104,7 +109,7 @@ mod tests {
         assert_eq!(read_hash(&info.hash), Some(digest(one.expose().as_bytes())));
         assert!(info.expires_at.unwrap() > Timestamp::now());
         for name in ["", "a b", "a/b", "loopback", "config", "é"] {
-            assert!(create(name, Role::Read, None).is_err(), "{name}");
+            assert!(create(name, Role::Read, None, Timestamp::now()).is_err(), "{name}");
         }
         for text in ["", "zz", &"g".repeat(64), &"é".repeat(32)] {
             assert_eq!(read_hash(text), None, "{text}");

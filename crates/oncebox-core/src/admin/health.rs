@@ -138,7 +138,8 @@ fn unsent(sink: &OutboxStatus) -> Vec<Finding> {
     }
     if sink.dead > 0 {
         let what = format!("{name} has refused {} for good", counted(sink.dead, "outgoing message"));
-        let remedy = "mend what it refuses, then send them again with `replay_outgoing`";
+        let remedy = "see why with `oncebox outbox --state dead`, mend it, then send them again with `POST /api/v1/outbox/SINK/replay` \
+                      or `replay_outgoing`";
         all.push(Finding::new("outbox-dead", Severity::Warning, what, remedy));
     }
     all

@@ -269,7 +269,7 @@ impl<W: Way> Subject for SubjectBy<W> {
         }
     }
 
-    async fn from_the_future(&self, replay: i64, message: &str) {
+    async fn write_as_newer(&self, replay: i64, message: &str) {
         let mut connection = outside(&self.plain).await.unwrap();
         let text = format!("update {}.replay set filter = '{{\"colour\":\"red\"}}' where id = ?", self.name);
         sqlx::query(AssertSqlSafe(text)).bind(replay).execute(&mut connection).await.unwrap();

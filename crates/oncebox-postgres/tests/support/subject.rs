@@ -254,7 +254,7 @@ impl<W: Way> Subject for SubjectBy<W> {
         }
     }
 
-    async fn from_the_future(&self, replay: i64, message: &str) {
+    async fn write_as_newer(&self, replay: i64, message: &str) {
         let mut connection = self.plain.clone().connect().await.unwrap();
         let text = format!("update {}.replay set filter = '{{\"colour\":\"red\"}}' where id = $1", self.name);
         sqlx::query(AssertSqlSafe(text)).bind(replay).execute(&mut connection).await.unwrap();

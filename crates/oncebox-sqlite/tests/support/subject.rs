@@ -159,7 +159,7 @@ impl Subject for SqliteSubject {
         }
     }
 
-    async fn from_the_future(&self, replay: i64, message: &str) {
+    async fn write_as_newer(&self, replay: i64, message: &str) {
         let mut connection = self.options().connect().await.unwrap();
         // A migration of that version has changed them.
         sqlx::query("pragma ignore_check_constraints = on").execute(&mut connection).await.unwrap();

@@ -126,7 +126,7 @@ pub async fn a_delivery_in_a_state_of_the_future_is_listed_with_the_others<T: Su
     let inbox = registered(Inbox::new(subject.store()).on("*", handler("charge", broken))).await;
     receive(&inbox, &[message("a"), message("b")]).await;
     drain(&inbox).await;
-    subject.from_the_future(0, "a").await;
+    subject.write_as_newer(0, "a").await;
     let found = inbox.store().deliveries(&DeliveryFilter::all()).await.unwrap();
     let mut states: Vec<_> = found.iter().map(|info| (info.message.id.as_str(), info.state)).collect();
     states.sort_unstable_by_key(|(id, _)| *id);

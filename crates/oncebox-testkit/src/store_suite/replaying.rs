@@ -232,7 +232,7 @@ pub async fn a_replay_of_a_newer_version_stops_no_other<T: Subject>(subject: T) 
     let store = inbox.store();
     let strange = start(store, DeliveryFilter::dead("charge"), None).await;
     let known = start(store, DeliveryFilter::dead("charge"), None).await;
-    subject.from_the_future(strange.id.0, "nobody").await;
+    subject.write_as_newer(strange.id.0, "nobody").await;
     for running in [true, false] {
         let all = store.replays(running, 10).await.unwrap();
         let all: Vec<_> = all.iter().map(|one| (one.id, one.state, one.replay.actor.as_str())).collect();

@@ -50,7 +50,9 @@ mod tests {
             asked.fetch_add(1, Ordering::SeqCst)
         };
         let all = join_all((0..50).map(|_| shared.get(ask())));
-        let (answers, ()) = tokio::join!(all, async { go.notify_one() });
+        let both = async { tokio::join!(all, async { go.notify_one() }) };
+        let both = tokio::time::timeout(Duration::from_secs(60), both).await;
+        let (answers, ()) = both.expect("nobody waits for a second answer");
         assert_eq!((answers, asked.load(Ordering::SeqCst)), (vec![0; 50], 1));
     }
 

@@ -11,8 +11,15 @@ use support::{Place, Service, text};
 const CONFIGURED: &str = "canary-0123456789-0123456789";
 
 fn with_token() -> Place {
-    Place::new("[http]\nlisten = \"127.0.0.1:0\"\ntoken = \"${ONCEBOX_TOKEN}\"\n")
-        .variable("ONCEBOX_TOKEN", CONFIGURED)
+    guessed(0)
+}
+
+/// With a token, and so many wrong ones that may be tried in a minute.
+fn guessed(most: usize) -> Place {
+    let http = format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\ntoken = \"${{ONCEBOX_TOKEN}}\"\nmax_wrong_tokens = {most}\n"
+    );
+    Place::new(&http).variable("ONCEBOX_TOKEN", CONFIGURED)
 }
 
 async fn create(service: &Service, by: &str, body: Value) -> Value {
@@ -219,6 +226,40 @@ async fn every_wrong_guess_gets_the_same_answer_and_the_right_token_still_works(
     assert_eq!(answers.first().unwrap().0, 401);
     assert!(service.log().lines().count() - lines < 100, "guesses do not fill the log");
     assert_eq!(service.ask_as(&reader, "GET", "/api/v1/status", None).await.status, 200);
+}
+
+/// Security rule 26: whoever guesses from one address is slowed down, and nobody at another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_26_an_address_that_guesses_has_to_wait_and_no_other() {
+    let place = guessed(10);
+    let service = place.serve(&[]);
+    for _ in 0..30 {
+        let old = service.ask_as("revoked-long-ago", "GET", "/api/v1/status", None).await;
+        assert_eq!(old.status, 401, "the same wrong token again is no guess");
+    }
+    let mut statuses = Vec::new();
+    for number in 0..20 {
+        let path = ["/api/v1/status", "/metrics"][number % 2];
+        let guess = service.ask_as(&format!("guess-{number}"), "GET", path, None).await;
+        if guess.status == 429 {
+            let wait: u64 = guess.header("retry-after").unwrap().parse().unwrap();
+            assert!((1..=60).contains(&wait) && guess.json()["error"].is_string(), "{}", guess.body);
+        }
+        statuses.push(guess.status);
+    }
+    assert_eq!(statuses, [[401; 9].as_slice(), &[429; 11]].concat(), "the tenth was the one before");
+    // Nothing is compared any more, whether it is right or wrong.
+    assert_eq!(service.ask_as(CONFIGURED, "GET", "/api/v1/status", None).await.status, 429);
+    let bearer = format!("Bearer {CONFIGURED}");
+    let headers = [("authorization", bearer.as_str()), ("webhook-id", "1"), ("x-kind", "k")];
+    let post = service.post("/in/default", &headers, "x").await;
+    assert!(post.status == 429 && post.header("retry-after").is_some(), "{} {}", post.status, post.body);
+    assert_eq!(service.get("/api/v1/status").await.status, 401, "who shows no token guesses none");
+    assert_eq!(service.get("/health/ready").await.status, 200);
+
+    let mut elsewhere = service.connect_from([127, 0, 0, 2].into()).await;
+    let lines = format!("authorization: {bearer}\r\n");
+    assert_eq!(elsewhere.ask("GET", "/api/v1/status", &lines).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -111,3 +111,38 @@ async fn there_are_only_so_many_listeners() {
     })
     .await;
 }
+
+/// Each of them would keep its place until the service stops.
+#[tokio::test(flavor = "multi_thread")]
+async fn listeners_that_never_read_are_ended_and_their_places_are_free() {
+    // A status of many bytes, so that what the system keeps for them is soon full.
+    let kinds: Vec<String> = (0..150).map(|number| format!("\"{number:03}-{}\"", "k".repeat(200))).collect();
+    let place = Place::new(&format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\nwrite_timeout = \"2s\"\n\
+         [handler.charge]\non = [{}]\nsql = \"select :id\"\n",
+        kinds.join(", ")
+    ));
+    let service = place.serve(&[]);
+    let mut all = Vec::new();
+    for _ in 0..64 {
+        let mut listener = service.connect_narrow().await;
+        listener.send("GET", "/api/v1/events", "", b"").await;
+        assert_eq!(listener.status().await, 200, "the last thing that is read");
+        all.push(listener);
+    }
+    let place_left = async || service.head("GET", "/api/v1/events", &[], b"").await == 200;
+    assert!(!place_left().await, "all places are taken");
+    let mut paused = false;
+    oncebox_testkit::until("a place is free", || {
+        paused = !paused;
+        let path = format!("/api/v1/handlers/charge/{}", if paused { "pause" } else { "resume" });
+        let (service, place_left) = (&service, &place_left);
+        async move {
+            let changed = service.ask("POST", &path, None).await;
+            assert_eq!(changed.status, 200, "{}", changed.body);
+            place_left().await
+        }
+    })
+    .await;
+    drop(all);
+}

@@ -165,6 +165,56 @@ async fn signatures_are_checked_and_the_secret_can_be_changed() {
     }
 }
 
+/// Who cannot sign learns nothing of a source but that it wants a signature, and with tokens not even
+/// that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_without_a_good_signature_learns_nothing_of_the_source() {
+    const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    let place = Place::new(
+        "[http]\nlisten = \"127.0.0.1:0\"\nmax_body = \"1MiB\"\n\
+         [source.shop]\ntype = \"http\"\nkind = \"k\"\nrate = \"1/s\"\n\
+         verify = { scheme = \"standard-webhooks\", secret = \"${SECRET}\" }\n",
+    )
+    .variable("SECRET", SECRET);
+    let service = place.serve(&[]);
+    assert_eq!(service.ask("POST", "/api/v1/sources/shop/pause", None).await.status, 200);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
+    let time = now.to_string();
+    let wrong = [("webhook-id", "1"), ("webhook-timestamp", time.as_str()), ("webhook-signature", "v1,AAAA")];
+    let answers = async |path: &str| {
+        let mut all = std::collections::BTreeSet::new();
+        for headers in [&[][..], &wrong[..2], &wrong] {
+            for body in ["{}", "no JSON", ""] {
+                let answer = service.post(path, headers, body).await;
+                all.insert((answer.status, answer.header("retry-after").map(str::to_owned), answer.body));
+            }
+        }
+        all
+    };
+    let paused = answers("/in/shop").await;
+    assert!(paused.len() == 1 && paused.first().unwrap().0 == 401, "{paused:?}");
+    let signature = standardwebhooks::Webhook::new(SECRET).unwrap().sign("1", now, b"{}").unwrap();
+    let mut good = wrong;
+    good[2].1 = signature.as_str();
+    let told = service.post("/in/shop", &good, "{}").await;
+    assert!(told.status == 503 && told.body.contains("paused"), "{}", told.body);
+    // The body of one who has not even tried to sign is not waited for.
+    let mut waits = service.connect().await;
+    waits.send("POST", "/in/shop", "content-length: 9\r\n", b"").await;
+    assert_eq!(waits.status().await, 401);
+    // Too large is too large whatever the name.
+    for path in ["/in/shop", "/in/nobody"] {
+        let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9999999\r\n\r\n");
+        assert_eq!(service.raw(head.as_bytes()).await.unwrap().status, 413, "{path}");
+    }
+    assert_eq!(answers("/in/nobody").await.first().unwrap().0, 404, "the contract, while there is no token");
+
+    let boss = serde_json::json!({ "name": "a", "role": "admin" });
+    assert_eq!(service.ask("POST", "/api/v1/tokens", Some(&boss)).await.status, 201);
+    assert_eq!(answers("/in/shop").await, answers("/in/nobody").await, "with tokens nobody learns a name");
+    assert_eq!(answers("/in/shop").await, paused);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_replays_at_once_are_one_message() {
     let place = Place::new("");

@@ -47,7 +47,10 @@ impl Inner {
         reading!(self, |connection| {
             let (state, failed) = stored_state(filter.state);
             let most = limit(filter.limit.unwrap_or(100));
+            let bytes = filter.bytes.map(limit);
             let rows = filtered(&self.sql.deliveries, self.shift(), filter, state, failed, None, most)
+                .bind(bytes)
+                .bind(bytes)
                 .fetch_all(&mut *connection)
                 .await?;
             let ids: Vec<i64> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
@@ -377,7 +380,8 @@ fn delivery_state(stored: i8, failed: bool) -> DeliveryState {
         state::SCHEDULED => DeliveryState::Scheduled,
         state::DEAD => DeliveryState::Dead,
         state::DISCARDED => DeliveryState::Discarded,
-        _ if failed => DeliveryState::Retrying,
-        _ => DeliveryState::Waiting,
+        state::READY if failed => DeliveryState::Retrying,
+        state::READY => DeliveryState::Waiting,
+        _ => DeliveryState::Unreadable,
     }
 }

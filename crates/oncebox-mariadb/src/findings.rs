@@ -94,7 +94,7 @@ impl Inner {
             }
             Ok(all)
         })?;
-        let (outbox, conflicts) = (self.outbox().await?, self.conflicts(MOST_CONFLICTS).await?.len());
+        let (outbox, conflicts) = (self.outbox().await?, self.count_conflicts(MOST_CONFLICTS).await?);
         Ok(Health { database_clock, own_clock, handlers, overdue, outbox, conflicts })
     }
 

@@ -1,13 +1,15 @@
 //! Replays of many dead letters: written down, and done step by step.
 
 use oncebox_core::Error;
-use oncebox_core::admin::{DeliveryFilter, DeliveryState, Pace, Replay, ReplayId, ReplayInfo, ReplayState};
+use oncebox_core::admin::{
+    DeliveryFilter, DeliveryState, Pace, Replay, ReplayId, ReplayInfo, ReplayState, StoredReplay,
+};
 use oncebox_core::store::DeliveryId;
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
 use crate::error::Problem;
-use crate::rows::{amount, limit, text, timestamp};
+use crate::rows::{amount, limit, text};
 use crate::store::Inner;
 use crate::tx::{reading, transaction};
 
@@ -114,18 +116,17 @@ struct Step {
 }
 
 fn info(row: &MySqlRow) -> Result<ReplayInfo, Problem> {
-    let replay = Replay {
-        filter: DeliveryFilter::from_stored(&text(row, 1)?)?,
-        rate: row.try_get::<Option<i64>, _>(2)?.map(|rate| u32::try_from(rate).unwrap_or(u32::MAX)),
+    let filter = text(row, 1)?;
+    let stored = StoredReplay {
+        id: row.try_get(0)?,
+        filter: &filter,
+        rate: row.try_get(2)?,
         actor: text(row, 3)?,
+        state: row.try_get::<i8, _>(4)?.into(),
+        matched: amount(row, 5)?,
+        replayed: amount(row, 6)?,
+        started_at: row.try_get(7)?,
+        ended_at: row.try_get(8)?,
     };
-    Ok(ReplayInfo::new(
-        ReplayId(row.try_get(0)?),
-        replay,
-        ReplayState::from_stored(row.try_get::<i8, _>(4)?.into())?,
-        amount(row, 5)?,
-        amount(row, 6)?,
-        timestamp(row.try_get(7)?)?,
-        row.try_get::<Option<i64>, _>(8)?.map(timestamp).transpose()?,
-    ))
+    Ok(stored.read())
 }

@@ -38,7 +38,7 @@ impl Reader<'_> {
         let row = seen.fetch_optional(&mut *self.connection).await?;
         let place = row.map(|row| Ok::<_, Problem>((row.try_get(1)?, row.try_get(0)?))).transpose()?;
         let mut messages = match place {
-            Some((Some(lane), seq)) => self.read(&[(lane, seq)]).await?,
+            Some((Some(lane), seq)) => self.read(&[(lane, seq)], usize::MAX).await?,
             _ => Vec::new(),
         };
         messages.retain(|hit| search.matches(hit));
@@ -85,9 +85,9 @@ impl LogReader for Reader<'_> {
             .collect()
     }
 
-    async fn read(&mut self, places: &[(i16, i64)]) -> Result<Vec<MessageHit>, Problem> {
+    async fn read(&mut self, places: &[(i16, i64)], bytes: usize) -> Result<Vec<MessageHit>, Problem> {
         let places = list(places.iter().map(|(lane, seq)| json!([lane, seq])));
-        let read = self.inner.sql.search_read.query(0).bind(places);
+        let read = self.inner.sql.search_read.query(0).bind(places).bind(limit(bytes));
         let rows = read.fetch_all(&mut *self.connection).await?;
         rows.iter()
             .map(|row| {

@@ -474,13 +474,13 @@ macro_rules! statements {
 
 statements! {
     add_audit, add_token, attempts_of, audit, begin_response, cancel_replay, catalog, claim_response, clock,
-    conflicts, conflicts_of, count_deliveries, count_purgeable, counts, cursors, delete_done, delete_outgoing,
+    conflict_page, conflicts, conflicts_of, count_conflicts, count_deliveries, count_purgeable, counts, cursors, delete_done, delete_outgoing,
     delete_tally, deliveries, deliveries_of, discard, engines, expired_responses, find_message, fold_tally,
     foreign_engines, forget_counter, forget_cursors, forget_deliveries, forget_handler, free_lanes, handlers,
     held_keys, history, insert_response, known, known_handlers, lease, lease_due, lease_peek, list_replays, listen,
     lock_claim, lock_cursors, lock_leases, lock_relay, lock_replay, lock_response, matching, migration_applied,
     migration_table, migrations, move_replay, note_discarded, old_transactions, once, orphans, outbox_lanes,
-    outbox_sinks, outbox_status, overdue, paused_sources, promote, purge_attempt, purge_conflict, purge_counter,
+    outbox_sinks, outbox_status, outgoing, overdue, paused_sources, promote, purge_attempt, purge_conflict, purge_counter,
     purge_delivery, purge_log, purge_log_lanes, purge_log_window, purge_responses, purge_seen, read_outgoing,
     read_replay, read_response, register, register_cursors, relay_rows, release, release_held, release_relay,
     release_response, remove_token, rename_attempt, rename_counter, rename_cursor, rename_delivery, rename_handler,

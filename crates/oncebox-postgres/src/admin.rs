@@ -44,6 +44,7 @@ impl Inner {
             let (state, failed) = stored_state(filter.state);
             let most = limit(filter.limit.unwrap_or(100));
             let rows = filtered(&self.sql.deliveries, filter, state, failed, None, Some(most))
+                .bind(filter.bytes.map(limit))
                 .fetch_all(&mut *connection)
                 .await?;
             let ids: Vec<i64> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
@@ -335,7 +336,8 @@ fn delivery_state(stored: i16, failed: bool) -> DeliveryState {
         state::SCHEDULED => DeliveryState::Scheduled,
         state::DEAD => DeliveryState::Dead,
         state::DISCARDED => DeliveryState::Discarded,
-        _ if failed => DeliveryState::Retrying,
-        _ => DeliveryState::Waiting,
+        state::READY if failed => DeliveryState::Retrying,
+        state::READY => DeliveryState::Waiting,
+        _ => DeliveryState::Unreadable,
     }
 }

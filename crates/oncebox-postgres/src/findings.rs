@@ -90,7 +90,7 @@ impl Inner {
             handlers: self.handlers().await?,
             overdue,
             outbox: self.outbox().await?,
-            conflicts: self.conflicts(MOST_CONFLICTS).await?.len(),
+            conflicts: self.count_conflicts(MOST_CONFLICTS).await?,
         })
     }
 }

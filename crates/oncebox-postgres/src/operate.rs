@@ -1,21 +1,34 @@
 //! The [`AdminStore`] methods, which live in the other files.
 
+use jiff::Timestamp;
 use oncebox_core::Error;
 use oncebox_core::admin::{
-    AdminStore, Audit, AuditEntry, DeliveryFilter, Finding, MessageInfo, MessagePage, MessageSearch, Replay,
-    ReplayId, ReplayInfo, TokenInfo,
+    AdminStore, Audit, AuditEntry, ConflictAsk, ConflictPage, DeliveryFilter, Finding, MessageInfo,
+    MessagePage, MessageSearch, OutgoingFilter, OutgoingInfo, Replay, ReplayId, ReplayInfo, TokenInfo,
 };
 use oncebox_core::store::{Purged, Retention};
 
 use crate::store::PgStore;
 
 impl AdminStore for PgStore {
+    async fn clock(&self) -> Result<Timestamp, Error> {
+        Box::pin(self.inner.read_clock()).await
+    }
+
     async fn messages(&self, search: &MessageSearch) -> Result<MessagePage, Error> {
         Box::pin(self.inner.messages(search)).await
     }
 
     async fn message(&self, scope: &str, id: &str) -> Result<Option<MessageInfo>, Error> {
         Box::pin(self.inner.message(scope, id)).await
+    }
+
+    async fn conflict_page(&self, ask: &ConflictAsk) -> Result<ConflictPage, Error> {
+        Box::pin(self.inner.conflict_page(ask)).await
+    }
+
+    async fn outgoing(&self, filter: &OutgoingFilter) -> Result<Vec<OutgoingInfo>, Error> {
+        Box::pin(self.inner.outgoing(filter)).await
     }
 
     async fn count_deliveries(&self, filter: &DeliveryFilter, most: u64) -> Result<u64, Error> {

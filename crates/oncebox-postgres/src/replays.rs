@@ -1,14 +1,16 @@
 //! Replays of many dead letters: written down, and done step by step.
 
 use oncebox_core::Error;
-use oncebox_core::admin::{DeliveryFilter, DeliveryState, Pace, Replay, ReplayId, ReplayInfo, ReplayState};
+use oncebox_core::admin::{
+    DeliveryFilter, DeliveryState, Pace, Replay, ReplayId, ReplayInfo, ReplayState, StoredReplay,
+};
 use oncebox_core::store::DeliveryId;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 
 use crate::deliveries::storable;
 use crate::error::Problem;
-use crate::rows::{amount, limit, timestamp};
+use crate::rows::{amount, limit};
 use crate::store::Inner;
 use crate::tx::{autocommit, transaction};
 
@@ -117,18 +119,16 @@ struct Step {
 }
 
 fn info(row: &PgRow) -> Result<ReplayInfo, Problem> {
-    let replay = Replay {
-        filter: DeliveryFilter::from_stored(row.try_get(1)?)?,
-        rate: row.try_get::<Option<i64>, _>(2)?.map(|rate| u32::try_from(rate).unwrap_or(u32::MAX)),
+    let stored = StoredReplay {
+        id: row.try_get(0)?,
+        filter: row.try_get(1)?,
+        rate: row.try_get(2)?,
         actor: row.try_get(3)?,
+        state: row.try_get(4)?,
+        matched: amount(row, 5)?,
+        replayed: amount(row, 6)?,
+        started_at: row.try_get(7)?,
+        ended_at: row.try_get(8)?,
     };
-    Ok(ReplayInfo::new(
-        ReplayId(row.try_get(0)?),
-        replay,
-        ReplayState::from_stored(row.try_get(4)?)?,
-        amount(row, 5)?,
-        amount(row, 6)?,
-        timestamp(row.try_get(7)?)?,
-        row.try_get::<Option<i64>, _>(8)?.map(timestamp).transpose()?,
-    ))
+    Ok(stored.read())
 }

@@ -44,7 +44,7 @@ impl Reader<'_> {
         let row = seen.fetch_optional(&mut *self.connection).await?;
         let place = row.map(|row| Ok::<_, Problem>((row.try_get(1)?, row.try_get(0)?))).transpose()?;
         let mut messages = match place {
-            Some((Some(lane), Some(seq))) => self.read(&[(lane, seq)]).await?,
+            Some((Some(lane), Some(seq))) => self.read(&[(lane, seq)], usize::MAX).await?,
             _ => Vec::new(),
         };
         messages.retain(|hit| search.matches(hit));
@@ -93,9 +93,9 @@ impl LogReader for Reader<'_> {
             .collect()
     }
 
-    async fn read(&mut self, places: &[(i16, i64)]) -> Result<Vec<MessageHit>, Problem> {
+    async fn read(&mut self, places: &[(i16, i64)], bytes: usize) -> Result<Vec<MessageHit>, Problem> {
         let (lanes, seqs): (Vec<i16>, Vec<i64>) = places.iter().copied().unzip();
-        let read = self.inner.sql.search_read.query().bind(lanes).bind(seqs);
+        let read = self.inner.sql.search_read.query().bind(lanes).bind(seqs).bind(limit(bytes));
         let rows = read.fetch_all(&mut *self.connection).await?;
         rows.iter()
             .map(|row| {

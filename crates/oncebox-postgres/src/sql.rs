@@ -149,10 +149,10 @@ macro_rules! statements {
 statements! {
     add_audit, add_counts, add_token, announce, attempts_of, audit, begin_inline, begin_leased, begin_plain,
     begin_response, cancel_replay, catalog, claim, claim_response, clock, commit_done, commit_lanes, conflict,
-    conflicts, conflicts_of, count_deliveries, count_purgeable, counts, deliveries, deliveries_of, discard, examine,
+    conflict_page, conflicts, conflicts_of, count_conflicts, count_deliveries, count_purgeable, counts, deliveries, deliveries_of, discard, examine,
     find_message, fold_tally, forget, handlers, heal, history, idle_slots, known, known_handlers, lease,
     lease_outgoing, list_replays, lock_cursors, lock_lanes, lock_replay, matching, migration_applied,
-    migration_lock, migration_table, migrations, move_replay, no_jit, old_transactions, once, outbox_status,
+    migration_lock, migration_table, migrations, move_replay, no_jit, old_transactions, once, outbox_status, outgoing,
     overdue, park, paused_sources, promote, publish, purge_attempt, purge_conflict, purge_counter, purge_delivery,
     purge_log, purge_responses, purge_seen, read_lanes, read_outgoing, read_replay, receive, receive_new, register,
     register_cursors, relay_rows, release, release_held, release_response, remove_outgoing, remove_token, rename,

@@ -1,6 +1,7 @@
 //! Who a request comes from: the tokens of the store and the one of the configuration, as this process knows them.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, header};
 use jiff::Timestamp;
@@ -9,7 +10,8 @@ use oncebox::admin::{AdminStore, Role, TokenInfo};
 use subtle::ConstantTimeEq;
 use tokio::sync::{Mutex, watch};
 
-use crate::config::Secret;
+use crate::config::{HttpConfig, Secret};
+use crate::guesses::{Guesses, Peer};
 use crate::token::{self, CONFIGURED, LOOPBACK};
 
 /// Who asks.
@@ -30,9 +32,14 @@ impl Actor {
     }
 }
 
-/// No token, an unknown one, one that has expired: nobody is told which.
+/// Why nobody is known.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Unknown;
+pub(crate) enum Refused {
+    /// No token, an unknown one, one that has expired: nobody is told which.
+    Unknown,
+    /// This address has tried too many; its tokens are not looked at for so long.
+    Guessing(Duration),
+}
 
 /// What this process knows of the tokens; read again every second, and at once after a change made here.
 #[derive(Debug)]
@@ -40,6 +47,15 @@ pub(crate) struct Access {
     known: watch::Sender<Arc<Vec<Known>>>,
     configured: Option<[u8; 32]>,
     renewing: Mutex<()>,
+    guesses: Guesses,
+    clock: RwLock<Option<Clock>>,
+}
+
+/// What the database's clock said, and when it was asked.
+#[derive(Debug, Clone, Copy)]
+struct Clock {
+    said: Timestamp,
+    asked_at: Instant,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,18 +68,38 @@ struct Known {
 
 impl Access {
     /// With the token of the configuration only, until the store was read.
-    pub(crate) fn new(configured: Option<&Secret>) -> Self {
-        let configured = configured.map(|token| token::digest(token.expose().as_bytes()));
-        let access = Self { known: watch::Sender::default(), configured, renewing: Mutex::default() };
+    pub(crate) fn new(http: &HttpConfig) -> Self {
+        Self::with(http.token.as_ref(), http.max_wrong_tokens)
+    }
+
+    fn with(configured: Option<&Secret>, max_wrong_tokens: usize) -> Self {
+        let access = Self {
+            known: watch::Sender::default(),
+            configured: configured.map(|token| token::digest(token.expose().as_bytes())),
+            renewing: Mutex::default(),
+            guesses: Guesses::new(max_wrong_tokens),
+            clock: RwLock::default(),
+        };
         access.replace(Vec::new());
         access
+    }
+
+    /// The database's clock, as far as it is known: what it said last and the time since then.
+    fn now(&self) -> Timestamp {
+        let clock = *self.clock.read().unwrap_or_else(PoisonError::into_inner);
+        // Before the first answer no token is known that could expire.
+        let Some(clock) = clock else { return Timestamp::now() };
+        clock.said.checked_add(clock.asked_at.elapsed()).unwrap_or(Timestamp::MAX)
     }
 
     /// Reads the store's tokens.
     pub(crate) async fn renew(&self, store: &impl AdminStore) -> Result<(), Error> {
         // One reader after the other: an answer from before a change must not replace one from after it.
         let _turn = self.renewing.lock().await;
+        let asked_at = Instant::now();
+        let said = store.clock().await?;
         let tokens = store.tokens().await?;
+        *self.clock.write().unwrap_or_else(PoisonError::into_inner) = Some(Clock { said, asked_at });
         self.replace(tokens);
         Ok(())
     }
@@ -97,18 +133,28 @@ impl Access {
 
     /// True when somebody could make tokens through the API.
     pub(crate) fn has_admin(&self) -> bool {
-        let now = Timestamp::now();
+        let now = self.now();
         self.known.borrow().iter().any(|known| known.role == Role::Admin && !known.is_over(now))
     }
 
-    /// Who sent these headers.
-    pub(crate) fn actor(&self, headers: &HeaderMap) -> Result<Actor, Unknown> {
+    /// Who sent these headers from there.
+    pub(crate) fn actor(&self, headers: &HeaderMap, peer: Option<Peer>) -> Result<Actor, Refused> {
         let known = self.known.borrow().clone();
         if known.is_empty() {
             return Ok(Actor { name: LOOPBACK.to_owned(), role: Role::Admin, hash: None });
         }
-        let hash = token::digest(bearer(headers).ok_or(Unknown)?);
-        find(&known, &hash).map(|known| known.actor()).ok_or(Unknown)
+        // Who shows no token guesses none.
+        let guess = bearer(headers).ok_or(Refused::Unknown)?;
+        let now = Instant::now();
+        if let Some(wait) = self.guesses.wait(peer, now) {
+            return Err(Refused::Guessing(wait));
+        }
+        let hash = token::digest(guess);
+        let found = find(&known, &hash, self.now());
+        if found.is_none() {
+            self.guesses.wrong(peer, &hash, now);
+        }
+        found.map(Known::actor).ok_or(Refused::Unknown)
     }
 
     /// Whether this actor may still do what it could when it came.
@@ -116,7 +162,7 @@ impl Access {
         let known = self.known.borrow().clone();
         match &actor.hash {
             None => known.is_empty(),
-            Some(hash) => find(&known, hash).is_some_and(|known| known.role == actor.role),
+            Some(hash) => find(&known, hash, self.now()).is_some_and(|known| known.role == actor.role),
         }
     }
 
@@ -155,8 +201,7 @@ impl Known {
 }
 
 /// Looks at every token, so that the time it takes tells nothing.
-fn find<'a>(all: &'a [Known], hash: &[u8; 32]) -> Option<&'a Known> {
-    let now = Timestamp::now();
+fn find<'a>(all: &'a [Known], hash: &[u8; 32], now: Timestamp) -> Option<&'a Known> {
     let mut found = None;
     for known in all {
         if bool::from(known.hash.ct_eq(hash)) && !known.is_over(now) {
@@ -176,9 +221,12 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use oncebox::SqliteStore;
+    use oncebox_core::clock::ClockShift;
 
     use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
 
     fn headers(values: &[&str]) -> HeaderMap {
         HeaderMap::from_iter(values.iter().map(|value| (header::AUTHORIZATION, value.parse().unwrap())))
@@ -186,15 +234,15 @@ mod tests {
 
     #[test]
     fn tokens_are_told_apart_and_everything_else_is_unknown() {
-        let access = Access::new(None);
-        assert!(access.is_open() && access.actor(&headers(&[])).unwrap().is_unproven());
-        let (reader, info) = token::create("reader", Role::Read, None).unwrap();
-        let (late, mut over) = token::create("late", Role::Admin, Some(Duration::from_secs(1))).unwrap();
+        let access = Access::with(None, 0);
+        assert!(access.is_open() && access.actor(&headers(&[]), None).unwrap().is_unproven());
+        let (reader, info) = token::create("reader", Role::Read, None, Timestamp::now()).unwrap();
+        let (late, mut over) = token::create("late", Role::Admin, Some(MINUTE), Timestamp::now()).unwrap();
         over.expires_at = Some(Timestamp::now());
         access.replace(vec![over.clone()]);
         assert!(!access.is_open(), "a token that has expired opens nothing");
         access.replace(vec![info.clone(), over]);
-        let actor = access.actor(&headers(&[&format!("BEARER {}", reader.expose())])).unwrap();
+        let actor = access.actor(&headers(&[&format!("BEARER {}", reader.expose())]), None).unwrap();
         assert_eq!((actor.name.as_str(), actor.role), ("reader", Role::Read));
         for wrong in [
             &[][..],
@@ -207,7 +255,7 @@ mod tests {
             &["bearer "],
             &["b"],
         ] {
-            assert_eq!(access.actor(&headers(wrong)).err(), Some(Unknown), "{wrong:?}");
+            assert_eq!(access.actor(&headers(wrong), None).err(), Some(Refused::Unknown), "{wrong:?}");
         }
         assert!(access.still_allows(&actor) && !access.has_admin());
         access.replace(Vec::new());
@@ -216,8 +264,8 @@ mod tests {
 
     #[test]
     fn a_row_that_cannot_be_read_lets_nobody_in_and_opens_nothing() {
-        let access = Access::new(None);
-        let (_, mut info) = token::create("spoilt", Role::Admin, None).unwrap();
+        let access = Access::with(None, 0);
+        let (_, mut info) = token::create("spoilt", Role::Admin, None, Timestamp::now()).unwrap();
         info.hash = "no hash".to_owned();
         access.replace(vec![info]);
         assert!(!access.is_open() && !access.has_admin());
@@ -225,9 +273,47 @@ mod tests {
 
     #[test]
     fn the_token_of_the_configuration_may_do_everything() {
-        let access = Access::new(Some(&Secret::new("0123456789-0123456789-0123")));
-        let actor = access.actor(&headers(&["bearer 0123456789-0123456789-0123"])).unwrap();
+        let access = Access::with(Some(&Secret::new("0123456789-0123456789-0123")), 0);
+        let actor = access.actor(&headers(&["bearer 0123456789-0123456789-0123"]), None).unwrap();
         assert_eq!((actor.name.as_str(), actor.role), ("config", Role::Admin));
-        assert!(access.actor(&headers(&["bearer 0123456789-0123456789-012"])).is_err());
+        assert!(access.actor(&headers(&["bearer 0123456789-0123456789-012"]), None).is_err());
+    }
+
+    /// Security rule 26.
+    #[test]
+    fn rule_26_an_address_that_guesses_is_not_compared_any_more() {
+        let access = Access::with(Some(&Secret::new("0123456789-0123456789-0123")), 3);
+        let good = headers(&["bearer 0123456789-0123456789-0123"]);
+        let peer = |last: u8| Some(Peer([192, 0, 2, last].into()));
+        for number in 0..3 {
+            let wrong = headers(&[&format!("bearer wrong-{number}")]);
+            assert_eq!(access.actor(&wrong, peer(1)).err(), Some(Refused::Unknown));
+        }
+        assert!(matches!(access.actor(&good, peer(1)), Err(Refused::Guessing(_))), "not even a good one");
+        assert_eq!(access.actor(&headers(&[]), peer(1)).err(), Some(Refused::Unknown), "no token, no guess");
+        assert!(access.actor(&good, peer(2)).is_ok(), "another address is let in");
+    }
+
+    /// All decisions are those of the database's clock: a service whose own clock is wrong neither ends a token early
+    /// nor lets it live on.
+    #[tokio::test]
+    async fn a_token_expires_by_the_clock_of_the_database() {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = ClockShift::default();
+        let store = SqliteStore::open(folder.path().join("a.db").to_str().unwrap()).await.unwrap();
+        let store = store.with_clock(clock.clone());
+        store.migrate().await.unwrap();
+        clock.advance(60 * MINUTE);
+        let now = store.clock().await.unwrap();
+        let (secret, info) = token::create("short", Role::Read, Some(30 * MINUTE), now).unwrap();
+        assert!(store.add_token(&info).await.unwrap());
+        let access = Access::with(None, 0);
+        let known = headers(&[&format!("bearer {}", secret.expose())]);
+        access.renew(&store).await.unwrap();
+        let actor = access.actor(&known, None).unwrap();
+        clock.advance(31 * MINUTE);
+        access.renew(&store).await.unwrap();
+        assert_eq!(access.actor(&known, None).err(), Some(Refused::Unknown));
+        assert!(!access.still_allows(&actor));
     }
 }

@@ -4,28 +4,48 @@
 //! different requests: what is a body for one is a request for the other. hyper takes such a request as chunked and
 //! hides the other header, so the bytes are looked at before hyper gets them.
 
+use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
 
 /// The longest name that matters is `transfer-encoding`; of its value nothing does.
 const LONGEST: usize = 64;
 
-/// A connection whose requests have one length each: any other request becomes one that hyper answers with 400.
+/// A connection whose requests have one length each: any other request becomes one that hyper answers with 400. And it
+/// ends when the other side takes nothing of what is written for a while, so that nobody keeps a place by not reading.
 pub(crate) struct Guarded<S> {
     stream: S,
     watch: Watch,
+    patience: Duration,
+    /// Runs while nothing is taken.
+    stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Guarded<S> {
-    pub(crate) fn new(stream: S) -> Self {
-        Self { stream, watch: Watch::default() }
+    pub(crate) fn new(stream: S, patience: Duration) -> Self {
+        Self { stream, watch: Watch::default(), patience, stalled: None }
+    }
+
+    /// The outcome of writing, or an error when that has been waited for too long.
+    fn in_time<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let patience = self.patience;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+        ready!(stalled.as_mut().poll(context));
+        let text = "the other side takes nothing of the answer";
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)))
     }
 }
 
@@ -48,11 +68,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.in_time(context, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        self.in_time(context, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -68,7 +90,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.in_time(context, written)
     }
 }
 

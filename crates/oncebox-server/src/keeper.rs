@@ -1,8 +1,9 @@
 //! What a service does on its own beside serving: it reads who may ask and what is paused, and steps running replays.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use oncebox::admin::{AdminStore, ReplayState};
+use oncebox::admin::{AdminStore, ReplayId, ReplayState};
 use oncebox::{Error, Inbox};
 use tokio::sync::{Mutex, watch};
 
@@ -16,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How many letters one step replays.
 const AT_ONCE: u64 = 500;
 /// The most replays that are stepped in one round.
-const MOST_REPLAYS: usize = 100;
+const MOST_REPLAYS: usize = 1000;
 
 /// Brings what the store says of paused sources to the inbox of this process.
 #[derive(Debug, Default)]
@@ -58,7 +59,7 @@ pub(crate) async fn keep_access<St: ServiceStore>(app: &App<St>, mut stopping: w
 
 /// Steps running replays until the service stops; any number of processes may do so.
 pub(crate) async fn keep_replaying<St: ServiceStore>(app: &App<St>, mut stopping: watch::Receiver<bool>) {
-    let mut was_good = true;
+    let (mut was_good, mut told) = (true, BTreeSet::new());
     loop {
         tokio::select! {
             _ = stopping.wait_for(|stopping| *stopping) => return,
@@ -68,29 +69,57 @@ pub(crate) async fn keep_replaying<St: ServiceStore>(app: &App<St>, mut stopping
         // A step waits for the batches of an ordered handler, within the limits of the store; it may be given up anywhere.
         let round = tokio::select! {
             _ = stopping.wait_for(|stopping| *stopping) => return,
-            round = step_all(app) => round,
+            round = step_all(app.inbox.store(), &mut told) => round,
         };
         note(&mut was_good, Ok(round), "replays");
     }
 }
 
-async fn step_all<St: ServiceStore>(app: &App<St>) -> Result<(), Error> {
-    let store = app.inbox.store();
-    let running = store.replays(true, MOST_REPLAYS).await?;
-    let mut open: Vec<_> = running.iter().map(|replay| (replay.id, replay.replayed)).collect();
-    // In turn, so that a long one does not keep the others waiting.
-    while !open.is_empty() {
-        let mut more = Vec::new();
-        for (id, before) in open {
-            let Some(now) = store.step_replay(id, AT_ONCE).await? else { continue };
-            // One whose rate is used up waits for the next round, and so does one that another process is stepping.
-            if now.state == ReplayState::Running && now.replayed >= before + AT_ONCE {
-                more.push((id, now.replayed));
+async fn step_all<St: AdminStore>(store: &St, told: &mut BTreeSet<ReplayId>) -> Result<(), Error> {
+    let mut round = Round::begin(store, told).await?;
+    while !round.open.is_empty() {
+        round.turn(store).await;
+    }
+    round.failed.map_or(Ok(()), Err)
+}
+
+/// The replays that still have something to do now, and how far they were.
+struct Round {
+    open: Vec<(ReplayId, u64)>,
+    /// What went wrong with one of them; the others go on.
+    failed: Option<Error>,
+}
+
+impl Round {
+    /// All that are running, but for those of another version, which is said once of each.
+    async fn begin<St: AdminStore>(store: &St, told: &mut BTreeSet<ReplayId>) -> Result<Self, Error> {
+        let mut open = Vec::new();
+        for replay in store.replays(true, MOST_REPLAYS).await? {
+            if replay.state == ReplayState::Running {
+                open.push((replay.id, replay.replayed));
+            } else if told.insert(replay.id) {
+                let replay = replay.id.0;
+                tracing::warn!(replay, "another version wrote this replay, and this one leaves it alone");
             }
         }
-        open = more;
+        Ok(Self { open, failed: None })
     }
-    Ok(())
+
+    /// One step of each, so that a long one does not keep the others waiting.
+    async fn turn<St: AdminStore>(&mut self, store: &St) {
+        let mut more = Vec::new();
+        for (id, before) in self.open.drain(..) {
+            match store.step_replay(id, AT_ONCE).await {
+                // One whose rate is used up waits for the next round, and so does one that another process is stepping.
+                Ok(Some(now)) if now.state == ReplayState::Running && now.replayed >= before + AT_ONCE => {
+                    more.push((id, now.replayed));
+                }
+                Ok(_) => {}
+                Err(error) => self.failed = Some(error),
+            }
+        }
+        self.open = more;
+    }
 }
 
 /// Says when it begins to fail and when it is well again, not every second.
@@ -108,4 +137,88 @@ fn note(was_good: &mut bool, done: Result<Result<(), Error>, tokio::time::error:
         _ => {}
     }
     *was_good = error.is_none();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use oncebox::admin::{DeliveryFilter, Replay, ReplayInfo};
+    use oncebox::{Failure, Message, SqliteStore, handler, run};
+
+    use super::*;
+
+    /// A store with so many dead letters of each kind.
+    async fn broken(folder: &tempfile::TempDir, letters: &[(&str, usize)]) -> SqliteStore {
+        let store = SqliteStore::open(folder.path().join("a.db").to_str().unwrap()).await.unwrap();
+        store.migrate().await.unwrap();
+        let dies = |_: Message| async { Err::<(), _>(Failure::permanent("no stock")) };
+        let inbox = Inbox::new(store.clone()).on("*", handler("charge", dies));
+        run(inbox.clone()).drain().await.unwrap();
+        for (kind, count) in letters {
+            let messages: Vec<Message> =
+                (0..*count).map(|number| Message::new(*kind, "x").id(format!("{kind}-{number}"))).collect();
+            inbox.receive(&messages).await.unwrap();
+        }
+        run(inbox).drain().await.unwrap();
+        store
+    }
+
+    async fn start(store: &SqliteStore, kind: &str, rate: Option<u32>) -> ReplayId {
+        let filter = DeliveryFilter::dead("charge").kind(kind);
+        store.start_replay(&Replay { filter, rate, actor: "ann".to_owned() }).await.unwrap().id
+    }
+
+    async fn at(store: &SqliteStore, id: ReplayId) -> ReplayInfo {
+        store.replay_info(id).await.unwrap().unwrap()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_long_replay_does_not_keep_a_short_one_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = broken(&folder, &[("long", 1200), ("short", 10)]).await;
+        // The newest is stepped first, so the long one.
+        let short = start(&store, "short", None).await;
+        let long = start(&store, "long", None).await;
+        let mut round = Round::begin(&store, &mut BTreeSet::new()).await.unwrap();
+        round.turn(&store).await;
+        assert_eq!(at(&store, long).await.replayed, AT_ONCE);
+        assert_eq!(at(&store, short).await.state, ReplayState::Done, "it had its turn");
+        step_all(&store, &mut BTreeSet::new()).await.unwrap();
+        let done = at(&store, long).await;
+        assert_eq!((done.state, done.replayed), (ReplayState::Done, 1200));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_replay_with_a_rate_keeps_it_and_holds_up_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = broken(&folder, &[("slow", 100), ("fast", 700)]).await;
+        let began = Instant::now();
+        let fast = start(&store, "fast", None).await;
+        let slow = start(&store, "slow", Some(1)).await;
+        for _ in 0..5 {
+            step_all(&store, &mut BTreeSet::new()).await.unwrap();
+        }
+        let now = at(&store, slow).await;
+        // The time this test takes by itself counts too.
+        let most = 2 + began.elapsed().as_secs();
+        assert!(now.state == ReplayState::Running && now.replayed <= most, "{now:?}, at most {most}");
+        assert_eq!(at(&store, fast).await.state, ReplayState::Done);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_replay_of_another_version_is_left_alone_and_the_others_go_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = broken(&folder, &[("known", 3), ("strange", 3)]).await;
+        let known = start(&store, "known", None).await;
+        let strange = start(&store, "strange", None).await;
+        let sql = "update oncebox_replay set filter = '{\"colour\":\"red\"}' where id = ?1";
+        sqlx::query(sql).bind(strange.0).execute(store.pool()).await.unwrap();
+        let mut told = BTreeSet::new();
+        step_all(&store, &mut told).await.unwrap();
+        assert_eq!(at(&store, known).await.state, ReplayState::Done);
+        let left = at(&store, strange).await;
+        assert_eq!((left.state, left.replayed), (ReplayState::Unreadable, 0));
+        assert_eq!(told, [strange].into());
+    }
 }

@@ -17,7 +17,9 @@ mod api;
 pub mod brokers;
 mod check;
 pub mod config;
+pub mod findings;
 mod framing;
+mod guesses;
 pub mod handlers;
 mod ingest;
 mod keeper;
@@ -25,6 +27,7 @@ mod listener;
 mod metrics;
 mod routes;
 mod service;
+mod shared;
 mod stores;
 #[cfg(feature = "otlp")]
 pub mod telemetry;

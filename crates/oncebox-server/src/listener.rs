@@ -8,20 +8,30 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::Request;
 use axum::middleware::from_fn;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::config::HttpConfig;
 use crate::framing::{Guarded, close_after_chunks};
+use crate::guesses::Peer;
 
 /// How long to wait after the system could not accept (no more file handles, say) before trying again.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+
+/// How much of an answer the system keeps for a client that does not read. By itself it would take megabytes for each,
+/// and who reads nothing would be noticed late.
+const SEND_BUFFER: u32 = 256 * 1024;
+/// How many connections may wait to be accepted.
+const BACKLOG: u32 = 1024;
 
 /// What a client gets when there are too many.
 const BUSY: &[u8] =
@@ -33,19 +43,25 @@ pub(crate) struct Listener {
     listener: TcpListener,
     builder: http1::Builder,
     most: usize,
+    write_timeout: Duration,
     open: Arc<AtomicUsize>,
 }
 
 impl Listener {
-    pub(crate) async fn bind(http: &HttpConfig) -> io::Result<Self> {
-        let listener = TcpListener::bind(http.listen).await?;
+    pub(crate) fn bind(http: &HttpConfig) -> io::Result<Self> {
+        let socket = if http.listen.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        socket.set_send_buffer_size(SEND_BUFFER)?;
+        socket.bind(http.listen)?;
+        let listener = socket.listen(BACKLOG)?;
         let mut builder = http1::Builder::new();
         builder
             .timer(TokioTimer::new())
             .header_read_timeout(http.header_timeout)
             .max_headers(http.max_headers)
             .max_buf_size(http.max_header_size);
-        Ok(Self { listener, builder, most: http.max_connections, open: Arc::default() })
+        let (most, write_timeout) = (http.max_connections, http.write_timeout);
+        Ok(Self { listener, builder, most, write_timeout, open: Arc::default() })
     }
 
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
@@ -67,8 +83,8 @@ impl Listener {
                 Some(_) = connections.join_next() => continue,
                 _ = stop.wait_for(|stopping| *stopping) => break,
             };
-            let stream = match accepted {
-                Ok((stream, _)) => stream,
+            let (stream, peer) = match accepted {
+                Ok((stream, address)) => (stream, Peer(address.ip())),
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(ACCEPT_AGAIN).await;
@@ -79,10 +95,13 @@ impl Listener {
                 connections.spawn(turn_away(stream));
                 continue;
             }
+            // Answers are small; none should wait for another packet.
+            let _ = stream.set_nodelay(true);
             let open = Open::new(&self.open);
             let (builder, router, stop) = (self.builder.clone(), router.clone(), stop.clone());
+            let stream = Guarded::new(stream, self.write_timeout);
             connections.spawn(async move {
-                serve_one(stream, builder, router, stop).await;
+                serve_one(stream, peer, builder, router, stop).await;
                 drop(open);
             });
         }
@@ -96,15 +115,18 @@ impl Listener {
 }
 
 async fn serve_one(
-    stream: TcpStream,
+    stream: Guarded<TcpStream>,
+    peer: Peer,
     builder: http1::Builder,
     router: Router,
     mut stop: watch::Receiver<bool>,
 ) {
-    // Answers are small; none should wait for another packet.
-    let _ = stream.set_nodelay(true);
-    let service = TowerToHyperService::new(router);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(Guarded::new(stream)), service));
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer);
+        router.call(request)
+    });
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let stopped = async { drop(stop.wait_for(|stopping| *stopping).await) };
     let served = tokio::select! {
         served = connection.as_mut() => Some(served),

@@ -59,22 +59,27 @@ pub(crate) async fn live() -> Answer<Live> {
     Answer::ok(Live { live: true })
 }
 
-/// The store answers and nothing has waited too long.
+/// The store answers and nothing has waited too long. Found out at most once a second.
 #[utoipa::path(
     get, path = "/health/ready", tag = "health",
     responses((status = 200, body = Ready), (status = 503, body = Ready, description = "It is not ready.")),
 )]
 pub(crate) async fn ready<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Answer<Ready> {
-    let problem = match tokio::time::timeout(app.health.timeout, app.inbox.store().handlers()).await {
+    // One look a second, however many ask: nobody needs a token to ask.
+    let problem = app.readiness.get(not_ready(&app)).await;
+    let status = if problem.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    Answer(status, Ready { ready: problem.is_none(), problem })
+}
+
+async fn not_ready<St: ServiceStore>(app: &App<St>) -> Option<String> {
+    match tokio::time::timeout(app.health.timeout, app.inbox.store().handlers()).await {
         Err(_) => Some("the store takes too long to answer".to_owned()),
         Ok(Err(error)) => {
             tracing::warn!(%error, "not ready: the store cannot be used");
             Some("the store cannot be used".to_owned())
         }
-        Ok(Ok(handlers)) => late(&app, &handlers),
-    };
-    let status = if problem.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    Answer(status, Ready { ready: problem.is_none(), problem })
+        Ok(Ok(handlers)) => late(app, &handlers),
+    }
 }
 
 fn late<St: ServiceStore>(app: &App<St>, handlers: &[HandlerStatus]) -> Option<String> {

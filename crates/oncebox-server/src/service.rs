@@ -5,6 +5,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
 
 use oncebox::{Error, ErrorKind, Inbox, Limits, MariaStore, PgStore, SqliteStore, run};
 use tokio::sync::{Notify, watch};
@@ -19,7 +20,9 @@ use crate::keeper::{self, Pauses};
 use crate::listener::Listener;
 use crate::metrics::Metrics;
 use crate::routes;
+use crate::shared::Shared;
 use crate::stores::{ServiceStore, open_in_time};
+use crate::view;
 
 /// A service that has started.
 #[derive(Debug, Clone)]
@@ -79,6 +82,12 @@ pub(crate) struct App<St: ServiceStore> {
     pub(crate) events: Events,
     /// There may be a replay to step.
     pub(crate) replaying: Notify,
+    /// The names of the configured handlers.
+    pub(crate) handlers: Vec<String>,
+    /// Why it is not ready, shared by those who ask at the same time.
+    pub(crate) readiness: Shared<Option<String>>,
+    /// What is wrong, shared in the same way: finding it out is work for the database.
+    pub(crate) findings: Shared<Option<Arc<Vec<view::Finding>>>>,
 }
 
 /// Opens the store, makes its tables, and builds the inbox with every configured handler.
@@ -124,7 +133,7 @@ async fn serve_on<St: ServiceStore>(
         let text = format!("cannot listen on {listen}; end what listens there, or set `listen` in [http]");
         Error::caused(ErrorKind::Unavailable, text, error)
     };
-    let listener = Listener::bind(&config.http).await.map_err(cannot)?;
+    let listener = Listener::bind(&config.http).map_err(cannot)?;
     let address = listener.address().map_err(cannot)?;
     let shutdown = config.run.shutdown;
     let (stop_http, http_stops) = watch::channel(false);
@@ -201,10 +210,13 @@ fn app<St: ServiceStore>(
         in_flight: InFlight::new(config.http.max_in_flight),
         connections: listener.open(),
         max_payload: config.store.max_payload,
-        access: Access::new(config.http.token.as_ref()),
+        access: Access::new(&config.http),
         pauses: Pauses::default(),
         events: Events::new(http_stops),
         replaying: Notify::new(),
+        handlers: config.handlers.into_iter().map(|handler| handler.name).collect(),
+        readiness: Shared::new(Duration::from_secs(1)),
+        findings: Shared::new(Duration::from_secs(5)),
         http: config.http,
         health: config.health,
         metrics,

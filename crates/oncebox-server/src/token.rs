@@ -17,7 +17,8 @@ const BYTES: usize = 32;
 /// The longest name of a token.
 const LONGEST_NAME: usize = 100;
 
-/// Makes a token: the text for its owner, who sees it this once, and what a store keeps of it.
+/// Makes a token: the text for its owner, who sees it this once, and what a store keeps of it. `now` is the time by the
+/// database's clock (`AdminStore::clock`), from which `expires_in` counts.
 ///
 /// Fails when the name cannot be one, when it would expire at once, or when the system has no randomness.
 ///
@@ -25,12 +26,17 @@ const LONGEST_NAME: usize = 100;
 /// use oncebox_server::token;
 /// use oncebox::admin::Role;
 ///
-/// let (secret, info) = token::create("dashboard", Role::Read, None)?;
+/// let (secret, info) = token::create("dashboard", Role::Read, None, jiff::Timestamp::now())?;
 /// assert!(secret.expose().starts_with("oncebox_"));
 /// assert_eq!(info.hash, token::hash(secret.expose().as_bytes()));
 /// # Ok::<(), String>(())
 /// ```
-pub fn create(name: &str, role: Role, expires_in: Option<Duration>) -> Result<(Secret, TokenInfo), String> {
+pub fn create(
+    name: &str,
+    role: Role,
+    expires_in: Option<Duration>,
+    now: Timestamp,
+) -> Result<(Secret, TokenInfo), String> {
     check_name(name)?;
     if expires_in.is_some_and(|length| length.is_zero()) {
         return Err("the token would expire at once; give it at least a second".to_owned());
@@ -39,7 +45,6 @@ pub fn create(name: &str, role: Role, expires_in: Option<Duration>) -> Result<(S
     let source = rustls::crypto::ring::default_provider().secure_random;
     source.fill(&mut random).map_err(|_| "the system has no randomness for a token".to_owned())?;
     let token = format!("{PREFIX}{}", hexadecimal(&random));
-    let now = Timestamp::now();
     let expires_at = expires_in
         .map(|length| now.checked_add(length).map_err(|_| "the token would expire after the end of time"))
         .transpose()?;
@@ -97,8 +102,8 @@ mod tests {
 
     #[test]
     fn tokens_are_long_random_and_kept_as_a_hash_only() {
-        let (one, info) = create("a", Role::Read, Some(Duration::from_secs(60))).unwrap();
-        let (other, _) = create("a", Role::Read, None).unwrap();
+        let (one, info) = create("a", Role::Read, Some(Duration::from_secs(60)), Timestamp::now()).unwrap();
+        let (other, _) = create("a", Role::Read, None, Timestamp::now()).unwrap();
         assert_ne!(one.expose(), other.expose());
         let random = one.expose().strip_prefix(PREFIX).unwrap();
         assert!(random.len() * 4 >= 192 && random.bytes().all(|byte| byte.is_ascii_hexdigit()));
@@ -106,7 +111,7 @@ mod tests {
         assert_eq!(read_hash(&info.hash), Some(digest(one.expose().as_bytes())));
         assert!(info.expires_at.unwrap() > Timestamp::now());
         for name in ["", "a b", "a/b", "loopback", "config", "é"] {
-            assert!(create(name, Role::Read, None).is_err(), "{name}");
+            assert!(create(name, Role::Read, None, Timestamp::now()).is_err(), "{name}");
         }
         for text in ["", "zz", &"g".repeat(64), &"é".repeat(32)] {
             assert_eq!(read_hash(text), None, "{text}");

@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use oncebox::admin::{
     AttemptInfo, AuditEntry, Conflict, DeliveryInfo, HandlerState, HandlerStatus, MessageHit, MessageInfo,
-    OutboxStatus, Progress, ReplayInfo,
+    OutboxStatus, OutgoingInfo, Progress, ReplayInfo,
 };
 use oncebox::store::Count;
 use serde::{Deserialize, Serialize};
@@ -62,6 +62,47 @@ pub struct Outbox {
     pub dead: u64,
     /// How long the oldest has waited.
     pub lag_seconds: Option<f64>,
+}
+
+/// A message in the outbox, without its headers and payload.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Outgoing {
+    /// Its number; a higher one was published later, or at the same time.
+    pub number: i64,
+    /// The sink; empty for the relay without a name.
+    pub sink: String,
+    /// `waiting`, `retrying` or `dead`.
+    pub state: String,
+    /// How often sending has failed.
+    pub attempts: u32,
+    /// When it is tried next; null for a dead one, which waits for a person.
+    #[schema(inline = false)]
+    pub due_at: Option<Moment>,
+    /// When it was published.
+    pub created_at: Moment,
+    /// Why the last try failed, or why it is dead.
+    pub error: Option<String>,
+    /// The name space of its id.
+    pub scope: String,
+    /// Its id.
+    pub id: String,
+    /// Its kind.
+    pub kind: String,
+    /// Its key.
+    pub key: Option<String>,
+}
+
+/// One thing that is wrong, with its remedy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Finding {
+    /// A short stable word for programs, such as `dead-letters`.
+    pub code: String,
+    /// `note`, `warning` or `fault`.
+    pub severity: String,
+    /// What was seen, with names and numbers.
+    pub what: String,
+    /// What to do about it.
+    pub remedy: String,
 }
 
 /// The total of a counter.
@@ -156,7 +197,8 @@ pub struct Delivery {
     pub delivery: i64,
     /// Its handler.
     pub handler: String,
-    /// `waiting`, `retrying`, `held`, `scheduled`, `dead` or `discarded`.
+    /// `waiting`, `retrying`, `held`, `scheduled`, `dead` or `discarded`; `unreadable` when another version wrote a state
+    /// that this one does not know.
     pub state: String,
     /// Attempts counted so far.
     pub attempts: u32,
@@ -222,7 +264,8 @@ pub struct Progressed {
 pub struct Replay {
     /// Its number.
     pub replay: i64,
-    /// `running`, `done` or `cancelled`.
+    /// `running`, `done` or `cancelled`; `unreadable` when another version wrote what this one cannot read: it is left
+    /// alone, and can be cancelled.
     pub state: String,
     /// Letters that matched when it started, counted up to 100,000.
     pub matched: u64,
@@ -289,6 +332,34 @@ pub fn outbox(one: &OutboxStatus) -> Outbox {
         retrying: one.retrying,
         dead: one.dead,
         lag_seconds: one.lag.map(|lag| lag.as_secs_f64()),
+    }
+}
+
+/// A message in the outbox.
+pub fn outgoing(one: &OutgoingInfo) -> Outgoing {
+    let is_dead = one.state == oncebox::admin::OutgoingState::Dead;
+    Outgoing {
+        number: one.seq,
+        sink: one.sink.clone(),
+        state: one.state.as_str().to_owned(),
+        attempts: one.attempts,
+        due_at: (!is_dead).then(|| one.due_at.into()),
+        created_at: one.created_at.into(),
+        error: one.error.clone(),
+        scope: one.scope.clone(),
+        id: one.id.clone(),
+        kind: one.kind.clone(),
+        key: one.key.clone(),
+    }
+}
+
+/// One thing that is wrong.
+pub fn finding(one: &oncebox::admin::Finding) -> Finding {
+    Finding {
+        code: one.code.to_owned(),
+        severity: one.severity.as_str().to_owned(),
+        what: one.what.clone(),
+        remedy: one.remedy.clone(),
     }
 }
 
@@ -417,4 +488,4 @@ macro_rules! as_json {
     )*};
 }
 
-as_json!(Status Delivery Received Whole Replay Audited);
+as_json!(Status Outgoing Delivery Received Whole Replay Audited);

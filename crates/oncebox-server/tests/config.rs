@@ -61,6 +61,8 @@ const CHANGES: &[(&str, &str, &str)] = &[
     ("http", "max_header_size", "\"8KiB\""),
     ("http", "header_timeout", "\"1s\""),
     ("http", "body_timeout", "\"1s\""),
+    ("http", "write_timeout", "\"1s\""),
+    ("http", "max_wrong_tokens", "3"),
     ("http", "json_depth", "3"),
     ("http", "retry_after", "\"7s\""),
     ("run", "concurrency", "9"),

@@ -58,7 +58,7 @@ impl SqliteStore {
             handlers: self.list_handlers().await?,
             overdue,
             outbox: self.list_outbox().await?,
-            conflicts: self.list_conflicts(MOST_CONFLICTS).await?.len(),
+            conflicts: self.count_conflicts(MOST_CONFLICTS).await?,
         })
     }
 }

@@ -1,11 +1,14 @@
-//! One message and what became of it.
+//! One message and what became of it, conflicts, and what is in the outbox.
 
-use oncebox_core::admin::{AttemptInfo, Conflict, Found, MessageInfo, Standing};
+use oncebox_core::admin::{
+    AttemptInfo, Conflict, ConflictAsk, ConflictPage, ConflictPlace, Found, MessageInfo, OutgoingFilter,
+    OutgoingInfo, OutgoingState, Standing,
+};
 use oncebox_core::{Error, identity};
 
 use crate::admin::{delivery_info, json};
 use crate::error::classify;
-use crate::rows::{get, message, timestamp};
+use crate::rows::{get, limit, message, sixteen, timestamp};
 use crate::sql::query;
 use crate::store::SqliteStore;
 
@@ -33,7 +36,7 @@ impl SqliteStore {
         }
         let standing = query(&self.sql.standing).bind(lane);
         for row in standing.fetch_all(&mut *connection).await.map_err(classify)? {
-            let kinds = json(get(&row, 1)?)?;
+            let kinds = json(get(&row, 1)?).unwrap_or_default();
             found.standing.push(Standing { handler: get(&row, 0)?, kinds, position: get(&row, 2)? });
         }
         let deliveries = query(&self.sql.deliveries_of).bind(identity);
@@ -52,5 +55,61 @@ impl SqliteStore {
             found.conflicts.push(Conflict { message: message(&row, 1)?.0, received_at });
         }
         Ok(Some(found.into_info()))
+    }
+
+    pub(crate) async fn page_of_conflicts(&self, ask: &ConflictAsk) -> Result<ConflictPage, Error> {
+        let after = ask.after.as_ref();
+        let page = query(&self.sql.conflict_page)
+            .bind(after.map(|place| place.received_at))
+            .bind(after.map(|place| place.identity.to_vec()))
+            .bind(after.map(|place| place.fingerprint.to_vec()))
+            .bind(limit(ask.most()))
+            .bind(ask.bytes.map(limit));
+        let mut rows = Vec::new();
+        for row in page.fetch_all(&self.pool).await.map_err(classify)? {
+            let received_at = get(&row, 0)?;
+            let place =
+                ConflictPlace { received_at, identity: sixteen(&row, 8)?, fingerprint: sixteen(&row, 9)? };
+            let received_at = timestamp(received_at)?;
+            rows.push((place, Conflict { message: message(&row, 1)?.0, received_at }));
+        }
+        Ok(ask.page(rows))
+    }
+
+    pub(crate) async fn count_conflicts(&self, most: usize) -> Result<u64, Error> {
+        let count = query(&self.sql.count_conflicts).bind(limit(most));
+        let row = count.fetch_one(&self.pool).await.map_err(classify)?;
+        Ok(crate::rows::count(get(&row, 0)?))
+    }
+
+    pub(crate) async fn list_outgoing(&self, filter: &OutgoingFilter) -> Result<Vec<OutgoingInfo>, Error> {
+        let dead = filter.state.map(|state| state == OutgoingState::Dead);
+        let tried =
+            filter.state.filter(|_| dead == Some(false)).map(|state| state == OutgoingState::Retrying);
+        let list = query(&self.sql.outgoing)
+            .bind(filter.sink.clone())
+            .bind(dead)
+            .bind(tried)
+            .bind(filter.after)
+            .bind(limit(filter.limit.unwrap_or(100)));
+        let rows = list.fetch_all(&self.pool).await.map_err(classify)?;
+        rows.iter()
+            .map(|row| {
+                let attempts = get(row, 2)?;
+                Ok(OutgoingInfo {
+                    seq: get(row, 0)?,
+                    sink: get(row, 1)?,
+                    state: OutgoingState::of(get(row, 3)?, attempts),
+                    attempts,
+                    due_at: timestamp(get(row, 4)?)?,
+                    created_at: timestamp(get(row, 5)?)?,
+                    error: get(row, 6)?,
+                    scope: get(row, 7)?,
+                    id: get(row, 8)?,
+                    kind: get(row, 9)?,
+                    key: get(row, 10)?,
+                })
+            })
+            .collect()
     }
 }

@@ -1,13 +1,15 @@
 //! Replays of many dead letters: written down, and done step by step.
 
-use oncebox_core::admin::{DeliveryFilter, DeliveryState, Pace, Replay, ReplayId, ReplayInfo, ReplayState};
+use oncebox_core::admin::{
+    DeliveryFilter, DeliveryState, Pace, Replay, ReplayId, ReplayInfo, ReplayState, StoredReplay,
+};
 use oncebox_core::store::DeliveryId;
 use oncebox_core::{Error, ErrorKind};
 use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 
 use crate::error::classify;
-use crate::rows::{count, error_text, get, limit, timestamp};
+use crate::rows::{count, error_text, get, limit};
 use crate::sql::query;
 use crate::store::SqliteStore;
 use crate::tx::writer::Sync;
@@ -109,18 +111,16 @@ impl SqliteStore {
 }
 
 fn info(row: &SqliteRow) -> Result<ReplayInfo, Error> {
-    let replay = Replay {
-        filter: DeliveryFilter::from_stored(get(row, 1)?)?,
+    let stored = StoredReplay {
+        id: get(row, 0)?,
+        filter: get(row, 1)?,
         rate: get(row, 2)?,
         actor: get(row, 3)?,
+        state: i16::try_from(get::<i64>(row, 4)?).unwrap_or(i16::MAX),
+        matched: count(get(row, 5)?),
+        replayed: count(get(row, 6)?),
+        started_at: get(row, 7)?,
+        ended_at: get(row, 8)?,
     };
-    Ok(ReplayInfo::new(
-        ReplayId(get(row, 0)?),
-        replay,
-        ReplayState::from_stored(get(row, 4)?)?,
-        count(get(row, 5)?),
-        count(get(row, 6)?),
-        timestamp(get(row, 7)?)?,
-        get::<Option<i64>>(row, 8)?.map(timestamp).transpose()?,
-    ))
+    Ok(stored.read())
 }

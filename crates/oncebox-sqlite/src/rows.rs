@@ -40,6 +40,12 @@ fn bytes(row: &SqliteRow, column: usize) -> Result<&[u8], Error> {
     row.try_get_unchecked(column).map_err(classify)
 }
 
+/// The 16 bytes of an identity or a fingerprint.
+pub(crate) fn sixteen(row: &SqliteRow, column: usize) -> Result<[u8; 16], Error> {
+    let wrong = |_| Error::new(ErrorKind::Store, "a stored identity or fingerprint does not have 16 bytes");
+    get::<&[u8]>(row, column)?.try_into().map_err(wrong)
+}
+
 /// A stored time.
 pub(crate) fn timestamp(micros: i64) -> Result<Timestamp, Error> {
     Timestamp::from_microsecond(micros)

@@ -38,7 +38,7 @@ impl Reader<'_> {
         let seen = query(&self.store.sql.search_seen).bind(&identity[..]);
         let row = seen.fetch_optional(&mut *self.connection).await.map_err(classify)?;
         let mut messages = match row {
-            Some(row) => self.read(&[get(&row, 0)?]).await?,
+            Some(row) => self.read(&[get(&row, 0)?], usize::MAX).await?,
             None => Vec::new(),
         };
         messages.retain(|hit| search.matches(hit));
@@ -78,8 +78,8 @@ impl LogReader for Reader<'_> {
         rows.iter().map(|row| Ok((get(row, 0)?, get(row, 1)?))).collect()
     }
 
-    async fn read(&mut self, places: &[i64]) -> Result<Vec<MessageHit>, Error> {
-        let read = query(&self.store.sql.search_read).bind(list(places.iter().copied()));
+    async fn read(&mut self, places: &[i64], bytes: usize) -> Result<Vec<MessageHit>, Error> {
+        let read = query(&self.store.sql.search_read).bind(list(places.iter().copied())).bind(limit(bytes));
         let rows = read.fetch_all(&mut *self.connection).await.map_err(classify)?;
         rows.iter()
             .map(|row| Ok(MessageHit::new(get(row, 0)?, timestamp(get(row, 1)?)?, message(row, 2)?.0)))

@@ -139,6 +139,11 @@ impl SqliteStore {
         self.clock.micros()
     }
 
+    pub(crate) async fn read_clock(&self) -> Result<jiff::Timestamp, Error> {
+        let mut connection = self.pool.acquire().await.map_err(classify)?;
+        crate::rows::timestamp(self.now(&mut connection).await?)
+    }
+
     /// The database's clock, shifted.
     pub(crate) async fn now(&self, connection: &mut SqliteConnection) -> Result<i64, Error> {
         let row = query(&self.sql.clock).bind(self.shift()).fetch_one(connection).await.map_err(classify)?;

@@ -88,6 +88,10 @@ pub trait Subject: Sized + Send + Sync + 'static {
     /// headers become `{oops` and `not_before` the largest number there is.
     fn spoil(&self, id: &str) -> impl Future<Output = ()> + Send;
 
+    /// Writes what only a newer version can read into the rows of this replay and of every delivery of this message:
+    /// the replay's filter gets the field `colour`, the deliveries the state 99.
+    fn write_as_newer(&self, replay: i64, message: &str) -> impl Future<Output = ()> + Send;
+
     /// Begins a transaction of the user's own.
     fn begin(&self) -> impl Future<Output = Self::Own> + Send;
 

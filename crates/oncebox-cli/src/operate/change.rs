@@ -168,9 +168,9 @@ async fn named(desk: &impl Desk, filter: &DeliveryFilter, messages: &[String]) -
         let before = rows.len();
         loop {
             let page = desk.deliveries(&filter).await?;
-            rows.extend(page.iter().map(|delivery| DeliveryId(delivery.delivery)));
-            filter.after = page.last().map(|delivery| DeliveryId(delivery.delivery));
-            if page.len() < PAGE {
+            rows.extend(page.deliveries.iter().map(|delivery| DeliveryId(delivery.delivery)));
+            filter.after = page.deliveries.last().map(|delivery| DeliveryId(delivery.delivery));
+            if !page.more {
                 break;
             }
         }

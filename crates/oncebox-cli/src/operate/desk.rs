@@ -10,8 +10,8 @@ pub(super) use store::{StoreDesk, change};
 use std::time::Duration;
 
 use oncebox::Message;
-use oncebox::admin::{DeliveryFilter, MessageSearch};
-use oncebox_server::view::{Audited, Delivery, Received, Replay, Status, Whole};
+use oncebox::admin::{DeliveryFilter, MessageSearch, OutgoingFilter};
+use oncebox_server::view::{Audited, Delivery, Outgoing, Received, Replay, Status, Whole};
 
 /// The most rows asked for at one time.
 pub(super) const PAGE: usize = 1000;
@@ -35,12 +35,22 @@ pub(super) struct Found {
     pub(super) next: Option<String>,
 }
 
+/// A part of the deliveries that match.
+pub(super) struct Listed {
+    pub(super) deliveries: Vec<Delivery>,
+    /// True when there may be more after the last of them.
+    pub(super) more: bool,
+}
+
 /// What a command can look at and change.
 pub(super) trait Desk {
     async fn status(&self) -> Done<Status>;
 
     /// At most [`PAGE`] of them.
-    async fn deliveries(&self, filter: &DeliveryFilter) -> Done<Vec<Delivery>>;
+    async fn deliveries(&self, filter: &DeliveryFilter) -> Done<Listed>;
+
+    /// Messages in the outbox, at most [`PAGE`] of them.
+    async fn outgoing(&self, filter: &OutgoingFilter) -> Done<Vec<Outgoing>>;
 
     /// Messages in the log, at most [`PAGE`] of them; may be none although there is more to search.
     async fn messages(&self, search: &MessageSearch, cursor: Option<&str>) -> Done<Found>;

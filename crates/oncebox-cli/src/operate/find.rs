@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use jiff::Timestamp;
 use oncebox::admin::{DeliveryFilter, HeaderMatch, MessageSearch, PayloadMatch};
+use oncebox::store::DeliveryId;
 use oncebox_server::view::{Message, Progressed, Received, Whole};
 
 use super::desk::{Desk, Done, PAGE};
@@ -154,9 +155,16 @@ pub(super) async fn show(desk: &impl Desk, show: Show) -> Done<bool> {
 
 /// The scopes in which this id is, as far as the log and the deliveries know.
 async fn scopes(desk: &impl Desk, id: &str) -> Done<BTreeSet<String>> {
-    let deliveries = desk.deliveries(&DeliveryFilter::all().message_id(id).limit(PAGE)).await?;
-    let mut scopes: BTreeSet<String> =
-        deliveries.into_iter().map(|delivery| delivery.message.scope).collect();
+    let mut filter = DeliveryFilter::all().message_id(id).limit(PAGE);
+    let mut scopes: BTreeSet<String> = BTreeSet::new();
+    loop {
+        let page = desk.deliveries(&filter).await?;
+        filter.after = page.deliveries.last().map(|last| DeliveryId(last.delivery));
+        scopes.extend(page.deliveries.into_iter().map(|delivery| delivery.message.scope));
+        if !page.more {
+            break;
+        }
+    }
     let mut search = MessageSearch::default();
     (search.id, search.limit) = (Some(id.to_owned()), Some(PAGE));
     let (mut next, started) = (None, Instant::now());

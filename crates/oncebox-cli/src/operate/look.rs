@@ -1,10 +1,11 @@
-//! `status`, `list`, `audit`
+//! `status`, `list`, `outbox`, `audit`
 
 use std::time::Duration;
 
 use clap::Args;
+use oncebox::admin::{OutgoingFilter, OutgoingState};
 use oncebox::store::DeliveryId;
-use oncebox_server::view::Delivery;
+use oncebox_server::view::{Delivery, Outgoing};
 
 use super::desk::{Desk, Done, PAGE};
 use super::screen::{length, safe, short, table};
@@ -25,6 +26,25 @@ pub(crate) struct List {
     #[arg(long, default_value = "100", value_parser = limit)]
     limit: usize,
     /// Only deliveries after this number: what the list before said.
+    #[arg(long)]
+    after: Option<i64>,
+    /// Print a JSON object per line.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Outbox {
+    /// For this sink; empty for the relay without a name.
+    #[arg(long)]
+    sink: Option<String>,
+    /// In this state: waiting, retrying or dead.
+    #[arg(long, value_parser = outgoing_state)]
+    state: Option<OutgoingState>,
+    /// The most rows.
+    #[arg(long, default_value = "100", value_parser = limit)]
+    limit: usize,
+    /// Only messages after this number: what the list before said.
     #[arg(long)]
     after: Option<i64>,
     /// Print a JSON object per line.
@@ -107,10 +127,9 @@ pub(super) async fn list(desk: &impl Desk, list: List) -> Done<bool> {
         let wanted = (list.limit - found.len()).min(PAGE);
         filter.limit = Some(wanted);
         let page = desk.deliveries(&filter).await?;
-        let is_last = page.len() < wanted;
-        found.extend(page);
+        found.extend(page.deliveries);
         filter.after = found.last().map(|last| DeliveryId(last.delivery));
-        if is_last {
+        if !page.more {
             break;
         }
     }
@@ -150,6 +169,55 @@ fn row(one: &Delivery) -> Vec<String> {
         one.received_at.to_string(),
         error,
     ]
+}
+
+pub(super) async fn outbox(desk: &impl Desk, outbox: Outbox) -> Done<bool> {
+    let mut filter = OutgoingFilter::default();
+    (filter.sink, filter.state, filter.after) = (outbox.sink, outbox.state, outbox.after);
+    let mut found: Vec<Outgoing> = Vec::new();
+    while found.len() < outbox.limit {
+        let wanted = (outbox.limit - found.len()).min(PAGE);
+        filter.limit = Some(wanted);
+        let page = desk.outgoing(&filter).await?;
+        let is_last = page.len() < wanted;
+        found.extend(page);
+        filter.after = found.last().map(|last| last.number);
+        if is_last {
+            break;
+        }
+    }
+    if outbox.json {
+        for message in &found {
+            println!("{message}");
+        }
+    } else if found.is_empty() {
+        eprintln!("no outgoing message matches; what was sent has no row left");
+    } else {
+        let rows: Vec<Vec<String>> = found.iter().map(outgoing_row).collect();
+        let titles = ["MESSAGE", "SINK", "STATE", "ATTEMPTS", "KIND", "PUBLISHED", "NEXT TRY", "LAST ERROR"];
+        print!("{}", table(&titles, &rows));
+    }
+    if let Some(last) = found.last().filter(|_| found.len() == outbox.limit) {
+        eprintln!("the first {}; there may be more: go on with --after {}", outbox.limit, last.number);
+    }
+    Ok(!found.is_empty())
+}
+
+fn outgoing_row(one: &Outgoing) -> Vec<String> {
+    vec![
+        short(&one.id, 40),
+        safe(&one.sink),
+        safe(&one.state),
+        one.attempts.to_string(),
+        safe(&one.kind),
+        one.created_at.to_string(),
+        one.due_at.as_ref().map_or("-".to_owned(), ToString::to_string),
+        one.error.as_deref().map_or(String::new(), |error| short(error, 60)),
+    ]
+}
+
+fn outgoing_state(text: &str) -> Result<OutgoingState, String> {
+    OutgoingState::from_word(text).ok_or_else(|| "use one of waiting, retrying, dead".to_owned())
 }
 
 pub(super) async fn audit(desk: &impl Desk, audit: Audit) -> Done<bool> {

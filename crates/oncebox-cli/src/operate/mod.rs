@@ -73,6 +73,8 @@ pub(crate) enum Operation {
     Pause(On<change::Pause>),
     /// Let a paused handler or source go on.
     Resume(On<change::Pause>),
+    /// Messages in the outbox: why they were not sent, and when they are tried next.
+    Outbox(On<look::Outbox>),
     /// Who changed what, newest first.
     Audit(On<look::Audit>),
     /// Remove now what is done and old enough; the runners do it by themselves as well.
@@ -125,6 +127,7 @@ impl Operation {
             Self::Replay(on) => Some(&on.target),
             Self::Discard(on) => Some(&on.target),
             Self::Pause(on) | Self::Resume(on) => Some(&on.target),
+            Self::Outbox(on) => Some(&on.target),
             Self::Audit(on) => Some(&on.target),
             Self::Purge(_) | Self::Token(_) | Self::Doctor(_) => None,
         }
@@ -142,6 +145,7 @@ impl Operation {
             Self::Discard(discard) => change::discard(desk, discard.own).await,
             Self::Pause(pause) => change::set_paused(desk, pause.own, true).await,
             Self::Resume(resume) => change::set_paused(desk, resume.own, false).await,
+            Self::Outbox(outbox) => look::outbox(desk, outbox.own).await,
             Self::Audit(audit) => look::audit(desk, audit.own).await,
             Self::Purge(_) | Self::Token(_) | Self::Doctor(_) => {
                 Err("this command works on the store itself; give --store".to_owned())
@@ -171,12 +175,16 @@ pub(crate) async fn operate(operation: Operation) -> Result<bool, String> {
         if operation.store() != (None, None) {
             return Err("`--store` and `--server` name two places; leave one of them out".to_owned());
         }
-        let token = token.or_else(|| std::env::var(TOKEN_VARIABLE).ok()).filter(|token| !token.is_empty());
-        return operation.at(&Server::new(&url, token)?).await;
+        return operation.at(&Server::new(&url, token_for(token))?).await;
     }
     let (url, schema) = operation.store();
     let (url, schema) = (url.unwrap_or(STORE).to_owned(), schema.map(str::to_owned));
     open(&url, schema.as_deref(), operation).await
+}
+
+/// The token that was given, or that of the environment.
+fn token_for(given: Option<String>) -> Option<String> {
+    given.or_else(|| std::env::var(TOKEN_VARIABLE).ok()).filter(|token| !token.is_empty())
 }
 
 /// Which deliveries are meant.

@@ -58,7 +58,8 @@ async fn create<St: AdminStore>(
     role: Role,
     expires_in: Option<Duration>,
 ) -> Result<bool, Error> {
-    let (secret, info) = token::create(name, role, expires_in).map_err(Error::invalid)?;
+    let now = store.clock().await?;
+    let (secret, info) = token::create(name, role, expires_in, now).map_err(Error::invalid)?;
     let expires_at = info.expires_at.map(|at| at.to_string());
     let details = json!({ "role": role.as_str(), "expires_at": expires_at }).to_string();
     store.add_audit(&change("create-token", name, details)).await?;

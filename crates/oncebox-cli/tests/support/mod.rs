@@ -212,6 +212,22 @@ impl Service {
         Connection { stream: tokio::io::BufReader::new(stream) }
     }
 
+    /// A connection from another address of this machine.
+    pub(crate) async fn connect_from(&self, address: std::net::IpAddr) -> Connection {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind((address, 0).into()).expect("an address of this machine");
+        let stream = socket.connect(self.address).await.expect("a connection");
+        Connection { stream: tokio::io::BufReader::new(stream) }
+    }
+
+    /// A connection with as little room as the system allows for what is not read.
+    pub(crate) async fn connect_narrow(&self) -> Connection {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(1).unwrap();
+        let stream = socket.connect(self.address).await.expect("a connection");
+        Connection { stream: tokio::io::BufReader::new(stream) }
+    }
+
     /// One request on a connection of its own.
     pub(crate) async fn request(
         &self,

@@ -30,7 +30,7 @@ pub struct Health {
     /// Every sink.
     pub outbox: Vec<OutboxStatus>,
     /// Known ids that came with other bytes, counted up to 1,000.
-    pub conflicts: usize,
+    pub conflicts: u64,
 }
 
 /// Deliveries of a handler that were due, or leased, until long ago: nobody takes them.
@@ -63,8 +63,7 @@ impl Health {
             all.extend(unsent(sink));
         }
         if self.conflicts > 0 {
-            let what =
-                format!("{} came with other bytes than before", counted(self.conflicts as u64, "known id"));
+            let what = format!("{} came with other bytes than before", counted(self.conflicts, "known id"));
             let remedy = "find out which sender uses an id twice; the messages are kept and shown as conflicts until \
                           their time is over";
             all.push(Finding::new("conflicts", Severity::Warning, what, remedy));
@@ -139,7 +138,8 @@ fn unsent(sink: &OutboxStatus) -> Vec<Finding> {
     }
     if sink.dead > 0 {
         let what = format!("{name} has refused {} for good", counted(sink.dead, "outgoing message"));
-        let remedy = "mend what it refuses, then send them again with `replay_outgoing`";
+        let remedy = "see why with `oncebox outbox --state dead`, mend it, then send them again with `POST /api/v1/outbox/SINK/replay` \
+                      or `replay_outgoing`";
         all.push(Finding::new("outbox-dead", Severity::Warning, what, remedy));
     }
     all

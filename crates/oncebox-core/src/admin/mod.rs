@@ -1,9 +1,11 @@
 //! What an operator reads and changes.
 
 mod audit;
+mod conflicts;
 mod finding;
 mod found;
 mod health;
+mod outgoing;
 mod replay;
 mod search;
 mod store;
@@ -12,10 +14,12 @@ mod token;
 mod walk;
 
 pub use audit::{Audit, AuditEntry};
+pub use conflicts::{Conflict, ConflictAsk, ConflictPage, ConflictPlace};
 pub use finding::{Finding, Severity};
 pub use found::{Found, Standing};
 pub use health::{Health, OVERDUE_AFTER, Overdue, rough};
-pub use replay::{Pace, Replay, ReplayId, ReplayInfo, ReplayState};
+pub use outgoing::{OutgoingFilter, OutgoingInfo, OutgoingState};
+pub use replay::{Pace, Replay, ReplayId, ReplayInfo, ReplayState, StoredReplay};
 pub use search::{
     HandlerState, HeaderMatch, MessageHit, MessageInfo, MessagePage, MessageSearch, PayloadMatch, Progress,
 };
@@ -46,6 +50,8 @@ pub enum DeliveryState {
     Dead,
     /// Given up by a person, with a reason.
     Discarded,
+    /// Another version wrote a state that this one does not know.
+    Unreadable,
 }
 
 impl DeliveryState {
@@ -58,6 +64,7 @@ impl DeliveryState {
             Self::Scheduled => "scheduled",
             Self::Dead => "dead",
             Self::Discarded => "discarded",
+            Self::Unreadable => "unreadable",
         }
     }
 }
@@ -90,6 +97,8 @@ pub struct DeliveryFilter {
     pub after: Option<DeliveryId>,
     /// The most rows. Unless set: 100 when listing, all when replaying or discarding.
     pub limit: Option<usize>,
+    /// When listing: no more rows once those before have so many bytes of payload, so that one row is always there.
+    pub bytes: Option<usize>,
 }
 
 impl DeliveryFilter {
@@ -194,15 +203,6 @@ pub struct AttemptInfo {
     pub at: Timestamp,
     /// The error's text.
     pub error: String,
-}
-
-/// A known id that came with other bytes.
-#[derive(Debug, Clone)]
-pub struct Conflict {
-    /// The message that was not accepted.
-    pub message: Message,
-    /// When it first came.
-    pub received_at: Timestamp,
 }
 
 /// A handler as the store knows it.

@@ -3,7 +3,8 @@
 use jiff::Timestamp;
 
 use super::DeliveryFilter;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
+use crate::store::DeliveryId;
 
 /// The number of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,6 +30,8 @@ pub enum ReplayState {
     Done,
     /// Stopped by a person; what was replayed stays replayed.
     Cancelled,
+    /// Another version wrote what this one cannot read: it is left alone, and can be cancelled.
+    Unreadable,
 }
 
 impl ReplayState {
@@ -38,6 +41,7 @@ impl ReplayState {
             Self::Running => "running",
             Self::Done => "done",
             Self::Cancelled => "cancelled",
+            Self::Unreadable => "unreadable",
         }
     }
 }
@@ -104,21 +108,20 @@ impl Replay {
 }
 
 impl ReplayState {
-    /// The number stores keep for it.
+    /// The number stores keep for it; [`ReplayState::Unreadable`] is never written.
     pub fn to_stored(self) -> i16 {
         match self {
             Self::Running => 0,
             Self::Done => 1,
             Self::Cancelled => 2,
+            Self::Unreadable => i16::MAX,
         }
     }
 
-    /// The state of that number.
-    pub fn from_stored(number: i16) -> Result<Self, Error> {
-        [Self::Running, Self::Done, Self::Cancelled]
-            .into_iter()
-            .find(|state| state.to_stored() == number)
-            .ok_or_else(|| Error::new(ErrorKind::Store, format!("a replay has the unknown state {number}")))
+    /// The state of that number; one that is not known cannot be read.
+    pub fn from_stored(number: i16) -> Self {
+        let known = [Self::Running, Self::Done, Self::Cancelled];
+        known.into_iter().find(|state| state.to_stored() == number).unwrap_or(Self::Unreadable)
     }
 }
 
@@ -142,18 +145,73 @@ pub struct ReplayInfo {
     pub ended_at: Option<Timestamp>,
 }
 
-impl ReplayInfo {
-    /// Used by stores to build one.
-    #[allow(clippy::too_many_arguments)]
-    pub fn new(
-        id: ReplayId,
-        replay: Replay,
-        state: ReplayState,
-        matched: u64,
-        replayed: u64,
-        started_at: Timestamp,
-        ended_at: Option<Timestamp>,
-    ) -> Self {
-        Self { id, replay, state, matched, replayed, started_at, ended_at }
+/// A replay as the row of a store has it; times in microseconds since 1970.
+#[derive(Debug)]
+pub struct StoredReplay<'a> {
+    /// Its number.
+    pub id: i64,
+    /// What [`DeliveryFilter::to_stored`] wrote.
+    pub filter: &'a str,
+    /// The most letters in a second.
+    pub rate: Option<i64>,
+    /// Who asked for it.
+    pub actor: String,
+    /// What [`ReplayState::to_stored`] wrote.
+    pub state: i16,
+    /// Letters that matched when it started.
+    pub matched: u64,
+    /// Letters made to wait again so far.
+    pub replayed: u64,
+    /// When it started.
+    pub started_at: i64,
+    /// When it was done or cancelled.
+    pub ended_at: Option<i64>,
+}
+
+impl StoredReplay<'_> {
+    /// The replay. One that runs and that this version does not understand is [`ReplayState::Unreadable`], so that the
+    /// others can still be listed and stepped; its filter matches nothing.
+    ///
+    /// ```
+    /// use oncebox_core::admin::{ReplayState, StoredReplay};
+    ///
+    /// let row = |filter| StoredReplay {
+    ///     id: 1,
+    ///     filter,
+    ///     rate: None,
+    ///     actor: "ann".to_owned(),
+    ///     state: 0,
+    ///     matched: 7,
+    ///     replayed: 0,
+    ///     started_at: 0,
+    ///     ended_at: None,
+    /// };
+    /// assert_eq!(row(r#"{"handler":"charge"}"#).read().state, ReplayState::Running);
+    /// assert_eq!(row(r#"{"colour":"red"}"#).read().state, ReplayState::Unreadable);
+    /// ```
+    pub fn read(self) -> ReplayInfo {
+        let filter = DeliveryFilter::from_stored(self.filter).ok();
+        let rate = self.rate.map(u32::try_from).transpose().ok();
+        let time = |micros: i64| Timestamp::from_microsecond(micros).ok();
+        let (started_at, ended_at) = (time(self.started_at), self.ended_at.map(time));
+        let understood = filter.is_some() && rate.is_some() && started_at.is_some() && ended_at != Some(None);
+        let state = match ReplayState::from_stored(self.state) {
+            ReplayState::Running if !understood => ReplayState::Unreadable,
+            state => state,
+        };
+        let nothing = || DeliveryFilter { deliveries: vec![DeliveryId(-1)], ..DeliveryFilter::default() };
+        ReplayInfo {
+            id: ReplayId(self.id),
+            replay: Replay {
+                filter: filter.unwrap_or_else(nothing),
+                rate: rate.flatten(),
+                actor: self.actor,
+            },
+            state,
+            matched: self.matched,
+            replayed: self.replayed,
+            started_at: started_at.unwrap_or(Timestamp::UNIX_EPOCH),
+            ended_at: ended_at.flatten(),
+        }
     }
 }

@@ -32,6 +32,8 @@ pub struct MessageSearch {
     pub before: Option<i64>,
     /// The most messages in one page; 100 unless set.
     pub limit: Option<usize>,
+    /// The page ends once it has so many bytes of payload.
+    pub bytes: Option<usize>,
 }
 
 /// A header that a message must have.

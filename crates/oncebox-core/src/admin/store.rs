@@ -2,9 +2,11 @@
 
 use std::future::Future;
 
+use jiff::Timestamp;
+
 use super::{
-    Audit, AuditEntry, DeliveryFilter, Finding, MessageInfo, MessagePage, MessageSearch, Replay, ReplayId,
-    ReplayInfo, TokenInfo,
+    Audit, AuditEntry, ConflictAsk, ConflictPage, DeliveryFilter, Finding, MessageInfo, MessagePage,
+    MessageSearch, OutgoingFilter, OutgoingInfo, Replay, ReplayId, ReplayInfo, TokenInfo,
 };
 use crate::error::Error;
 use crate::store::{Purged, Retention, Store};
@@ -12,6 +14,9 @@ use crate::store::{Purged, Retention, Store};
 /// A store that can be searched, audited and examined. All three stores of Oncebox can.
 pub trait AdminStore: Store {
     // ---- looking
+
+    /// The database's clock, by which everything is decided.
+    fn clock(&self) -> impl Future<Output = Result<Timestamp, Error>> + Send;
 
     /// Received messages that match, newest first. Bounded in time: looks at a limited number of rows and then says
     /// where to go on.
@@ -23,6 +28,15 @@ pub trait AdminStore: Store {
         scope: &str,
         id: &str,
     ) -> impl Future<Output = Result<Option<MessageInfo>, Error>> + Send;
+
+    /// A page of the known ids that came with other bytes, newest first.
+    fn conflict_page(&self, ask: &ConflictAsk) -> impl Future<Output = Result<ConflictPage, Error>> + Send;
+
+    /// The outgoing messages that match, oldest first, without headers and payloads.
+    fn outgoing(
+        &self,
+        filter: &OutgoingFilter,
+    ) -> impl Future<Output = Result<Vec<OutgoingInfo>, Error>> + Send;
 
     /// How many deliveries match, counted up to `most`.
     fn count_deliveries(
@@ -70,7 +84,8 @@ pub trait AdminStore: Store {
     /// One replay.
     fn replay_info(&self, id: ReplayId) -> impl Future<Output = Result<Option<ReplayInfo>, Error>> + Send;
 
-    /// Replays, newest first; only those still running if so asked.
+    /// Replays, newest first; only those still running if so asked. One that another version wrote and this one cannot
+    /// read is [`Unreadable`](super::ReplayState::Unreadable), and takes none of the others with it.
     fn replays(
         &self,
         running: bool,

@@ -133,6 +133,7 @@ mod tests {
             until: Some(time(1_700_000_000_000_001)),
             after: Some(DeliveryId(7)),
             limit: Some(9),
+            bytes: None,
         };
         let read = DeliveryFilter::from_stored(&filter.to_stored()).unwrap();
         assert_eq!(format!("{read:?}"), format!("{filter:?}"));

@@ -22,6 +22,8 @@ const FIRST_WINDOW: i64 = 256;
 const WIDEST_WINDOW: i64 = 4096;
 /// How many messages are read at once to look into them.
 const AT_ONCE: usize = 64;
+/// After how many bytes of payload fewer are read at once.
+const AT_ONCE_BYTES: usize = 4 << 20;
 /// Received times grow with `seq`, but for a clock that was set; a step of this size finds its messages still.
 const CLOCK_STEP: Duration = Duration::from_secs(10);
 const PAGE: usize = 100;
@@ -53,10 +55,12 @@ pub trait LogReader: Send {
         most: usize,
     ) -> impl Future<Output = Result<Vec<(i64, Self::Place)>, Self::Error>> + Send;
 
-    /// The messages at these places, in any order; what was purged meanwhile is left out.
+    /// The messages at these places, in any order; what was purged meanwhile is left out. And so is every place before
+    /// which, in the order given, there are `bytes` bytes of payload or more.
     fn read(
         &mut self,
         places: &[Self::Place],
+        bytes: usize,
     ) -> impl Future<Output = Result<Vec<MessageHit>, Self::Error>> + Send;
 
     /// How long the search has taken so far.
@@ -107,7 +111,7 @@ impl MessageSearch {
             None => 0,
         };
         let looks_inside = self.header.is_some() || self.payload.is_some();
-        let (mut width, mut looked_at) = (FIRST_WINDOW, 0);
+        let (mut width, mut looked_at, mut bytes) = (FIRST_WINDOW, 0, 0);
         while high > low {
             if looked_at >= MOST_PLACES || (looked_at > 0 && reader.elapsed() >= MOST_TIME) {
                 page.next = Some(high + 1);
@@ -123,16 +127,20 @@ impl MessageSearch {
                 _ => window.low,
             };
             looked_at += window.high - high;
-            for some in places.chunks(AT_ONCE) {
-                let places: Vec<R::Place> = some.iter().map(|(_, place)| *place).collect();
-                let mut hits = reader.read(&places).await?;
-                hits.retain(|hit| self.matches(hit));
+            let mut rest = &places[..];
+            while !rest.is_empty() {
+                let some: Vec<R::Place> = rest.iter().take(AT_ONCE).map(|(_, place)| *place).collect();
+                let mut hits = reader.read(&some, AT_ONCE_BYTES).await?;
                 hits.sort_unstable_by_key(|hit| std::cmp::Reverse(hit.seq));
-                hits.truncate(limit - page.messages.len());
-                page.messages.append(&mut hits);
-                if let Some(last) = page.messages.last().filter(|_| page.messages.len() >= limit) {
-                    page.next = Some(last.seq);
-                    return Ok(page);
+                rest = &rest[looked_through(&rest[..some.len()], &hits)..];
+                for hit in hits.into_iter().filter(|hit| self.matches(hit)) {
+                    bytes += hit.message.payload.len();
+                    let seq = hit.seq;
+                    page.messages.push(hit);
+                    if page.messages.len() >= limit || self.bytes.is_some_and(|most| bytes >= most) {
+                        page.next = Some(seq);
+                        return Ok(page);
+                    }
                 }
             }
             if places.is_empty() {
@@ -142,6 +150,16 @@ impl MessageSearch {
             width = (width * 2).min(WIDEST_WINDOW);
         }
         Ok(page)
+    }
+}
+
+/// How many of these places were read: those after the last hit were left out when the hits fill what may be read.
+fn looked_through<P>(places: &[(i64, P)], hits: &[MessageHit]) -> usize {
+    let bytes: usize = hits.iter().map(|hit| hit.message.payload.len()).sum();
+    let last = hits.last().and_then(|last| places.iter().position(|(seq, _)| *seq == last.seq));
+    match last {
+        Some(place) if bytes >= AT_ONCE_BYTES => place + 1,
+        _ => places.len(),
     }
 }
 
@@ -192,6 +210,16 @@ mod tests {
         rows: BTreeMap<i64, i64>,
         asked: usize,
         looked_at: i64,
+        /// How many bytes each payload has beside its number.
+        payload: usize,
+        /// The most bytes that were read at once.
+        most_read: usize,
+    }
+
+    impl Log {
+        fn of(rows: BTreeMap<i64, i64>) -> Self {
+            Self { rows, asked: 0, looked_at: 0, payload: 0, most_read: 0 }
+        }
     }
 
     impl LogReader for Log {
@@ -214,12 +242,26 @@ mod tests {
             Ok(rows.take(most).map(|(seq, _)| (*seq, *seq)).collect())
         }
 
-        async fn read(&mut self, places: &[i64]) -> Result<Vec<MessageHit>, Self::Error> {
-            let hits = places.iter().map(|seq| {
-                let message = Message::new("k", format!("{{\"n\":{seq}}}")).id(format!("{seq}"));
-                MessageHit::new(*seq, Timestamp::from_microsecond(self.rows[seq]).unwrap(), message)
-            });
-            Ok(hits.collect())
+        async fn read(&mut self, places: &[i64], bytes: usize) -> Result<Vec<MessageHit>, Self::Error> {
+            let mut before = 0;
+            let mut hits = Vec::new();
+            for seq in places {
+                if before >= bytes {
+                    break;
+                }
+                let spaces = " ".repeat(self.payload);
+                let message = Message::new("k", format!("{{\"n\":{seq}}}{spaces}")).id(format!("{seq}"));
+                before += message.payload.len();
+                hits.push(MessageHit::new(
+                    *seq,
+                    Timestamp::from_microsecond(self.rows[seq]).unwrap(),
+                    message,
+                ));
+            }
+            self.most_read = self.most_read.max(before);
+            // In any order.
+            hits.reverse();
+            Ok(hits)
         }
 
         fn elapsed(&self) -> Duration {
@@ -246,7 +288,7 @@ mod tests {
         let rows: BTreeMap<i64, i64> = seqs.map(|seq| (seq, seq * minute)).collect();
         let expected: Vec<i64> = rows.keys().rev().copied().collect();
         for limit in [1, 7, 100, 2000] {
-            let mut log = Log { rows: rows.clone(), asked: 0, looked_at: 0 };
+            let mut log = Log::of(rows.clone());
             let search = MessageSearch { limit: Some(limit), ..MessageSearch::default() };
             assert_eq!(all(&mut log, search.clone()).await, expected, "{limit}");
             let header = Some(HeaderMatch { name: "x".to_owned(), value: None });
@@ -268,7 +310,7 @@ mod tests {
             let mut expected: Vec<i64> =
                 rows.iter().filter(|(_, at)| **at >= since && **at < until).map(|row| *row.0).collect();
             expected.reverse();
-            let mut log = Log { rows: rows.clone(), asked: 0, looked_at: 0 };
+            let mut log = Log::of(rows.clone());
             let search = MessageSearch { since: time(since), until: time(until), ..MessageSearch::default() };
             assert_eq!(all(&mut log, search).await, expected);
             assert!(log.looked_at < 2000, "{} places for {}", log.looked_at, expected.len());
@@ -277,7 +319,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_search_without_a_hit_stops_and_says_where() {
-        let mut log = Log { rows: (1..=120_000).map(|seq| (seq, seq)).collect(), asked: 0, looked_at: 0 };
+        let mut log = Log::of((1..=120_000).map(|seq| (seq, seq)).collect());
         let nothing = Some(PayloadMatch { pointer: "/n".to_owned(), value: "0".to_owned() });
         let search = MessageSearch { payload: nothing, ..MessageSearch::default() };
         let page = search.walk(&mut log).await.unwrap();
@@ -285,5 +327,25 @@ mod tests {
         assert!(page.next.is_some_and(|next| (60_000..=71_000).contains(&next)), "{:?}", page.next);
         let one = Some(PayloadMatch { pointer: "/n".to_owned(), value: "4711".to_owned() });
         assert_eq!(all(&mut log, MessageSearch { payload: one, ..MessageSearch::default() }).await, [4711]);
+    }
+
+    #[tokio::test]
+    async fn a_page_of_large_messages_ends_early_and_not_many_are_read_at_once() {
+        const MIB: usize = 1 << 20;
+        let mut log = Log::of((1..=100).map(|seq| (seq, seq)).collect());
+        log.payload = MIB;
+        let one = Some(PayloadMatch { pointer: "/n".to_owned(), value: "7".to_owned() });
+        assert_eq!(all(&mut log, MessageSearch { payload: one, ..MessageSearch::default() }).await, [7]);
+        assert!(log.most_read < 6 * MIB, "{}", log.most_read);
+
+        let search = MessageSearch { bytes: Some(8 * MIB), ..MessageSearch::default() };
+        let page = search.walk(&mut log).await.unwrap();
+        let seqs: Vec<i64> = page.messages.iter().map(|hit| hit.seq).collect();
+        assert_eq!((seqs.as_slice(), page.next), (&[100, 99, 98, 97, 96, 95, 94, 93][..], Some(93)));
+        let expected: Vec<i64> = (1..=100).rev().collect();
+        assert_eq!(all(&mut log, search).await, expected);
+        let small = MessageSearch { bytes: Some(1), ..MessageSearch::default() };
+        assert_eq!(all(&mut log, small).await, expected, "one is always there");
+        assert!(log.most_read < 6 * MIB, "{}", log.most_read);
     }
 }

@@ -269,6 +269,14 @@ impl<W: Way> Subject for SubjectBy<W> {
         }
     }
 
+    async fn write_as_newer(&self, replay: i64, message: &str) {
+        let mut connection = outside(&self.plain).await.unwrap();
+        let text = format!("update {}.replay set filter = '{{\"colour\":\"red\"}}' where id = ?", self.name);
+        sqlx::query(AssertSqlSafe(text)).bind(replay).execute(&mut connection).await.unwrap();
+        let text = format!("update {}.delivery set state = 99 where message_id = ?", self.name);
+        sqlx::query(AssertSqlSafe(text)).bind(message.as_bytes()).execute(&mut connection).await.unwrap();
+    }
+
     async fn begin(&self) -> Transaction<'static, MySql> {
         self.pool.begin().await.unwrap()
     }

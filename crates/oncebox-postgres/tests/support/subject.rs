@@ -259,6 +259,14 @@ impl<W: Way> Subject for SubjectBy<W> {
         }
     }
 
+    async fn write_as_newer(&self, replay: i64, message: &str) {
+        let mut connection = self.plain.clone().connect().await.unwrap();
+        let text = format!("update {}.replay set filter = '{{\"colour\":\"red\"}}' where id = $1", self.name);
+        sqlx::query(AssertSqlSafe(text)).bind(replay).execute(&mut connection).await.unwrap();
+        let text = format!("update {}.delivery set state = 99 where message_id = $1", self.name);
+        sqlx::query(AssertSqlSafe(text)).bind(message).execute(&mut connection).await.unwrap();
+    }
+
     async fn begin(&self) -> Transaction<'static, Postgres> {
         // At read committed whatever the session's default: a caller who chooses a stricter level must be ready to run
         // his transaction again (40001), and the cases are not.

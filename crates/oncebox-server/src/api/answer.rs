@@ -71,6 +71,8 @@ pub(crate) enum Problem {
     TooLarge(usize),
     /// 415: a form of a web page, say.
     NotJson,
+    /// 429: too many wrong tokens from this address.
+    Guessing(Duration),
     /// 503: the store does not answer, or there is no room.
     Unavailable(&'static str),
 }
@@ -87,6 +89,7 @@ impl Problem {
             Self::Conflict(_) => StatusCode::CONFLICT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Guessing(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -104,6 +107,7 @@ impl Problem {
             Self::Slow => "the body took too long to come".to_owned(),
             Self::TooLarge(most) => format!("the body is larger than {most} bytes"),
             Self::NotJson => "send JSON, with `content-type: application/json`".to_owned(),
+            Self::Guessing(_) => GUESSING.to_owned(),
             Self::Unavailable(text) => text.to_owned(),
         }
     }
@@ -112,8 +116,10 @@ impl Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = self.status();
+        let wait = if let Self::Guessing(wait) = &self { Some(*wait) } else { None };
         let mut response = Answer(status, ErrorBody { error: self.text() }).into_response();
         let headers = response.headers_mut();
+        headers.extend(wait.map(|wait| (header::RETRY_AFTER, retry_after(wait))));
         match status {
             StatusCode::UNAUTHORIZED => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -131,12 +137,30 @@ impl IntoResponse for Problem {
     }
 }
 
+/// What an address is told that has tried too many tokens.
+pub(crate) const GUESSING: &str =
+    "too many wrong tokens came from this address; wait, and then send the right one";
+
+/// Whole seconds, rounded up: nobody should come back too early.
+pub(crate) fn retry_after(wait: Duration) -> HeaderValue {
+    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+    HeaderValue::from(seconds.max(1))
+}
+
 /// What the store says to an API call.
 pub(crate) type Answered<T> = Result<Answer<T>, Problem>;
 
 /// Waits for the store, but not for long.
 pub(crate) async fn asked<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Problem> {
-    match tokio::time::timeout(PATIENCE, work).await {
+    asked_within(PATIENCE, work).await
+}
+
+/// The same for what takes longer.
+pub(crate) async fn asked_within<T>(
+    patience: Duration,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Problem> {
+    match tokio::time::timeout(patience, work).await {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) if error.kind() == ErrorKind::Invalid => Err(Problem::Bad(error.to_string())),
         Ok(Err(error)) => {

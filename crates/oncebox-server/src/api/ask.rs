@@ -22,6 +22,9 @@ use crate::stores::ServiceStore;
 /// The most entries in one answer.
 pub(crate) const MOST: usize = 1000;
 
+/// After how many bytes of payload a page ends early: at least one entry is always there.
+pub(crate) const MOST_BYTES: usize = 8 * 1024 * 1024;
+
 /// The largest whole number that every JSON reader can hold.
 const LARGEST: i64 = 9_007_199_254_740_991;
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::answer::{Answer, Answered, Problem, asked};
-use super::ask::{Body, Limit, Number, Place, Query, Text, Time, to_the_end};
+use super::ask::{Body, Limit, MOST_BYTES, Number, Place, Query, Text, Time, to_the_end};
 use super::audit::write_down;
 use crate::access::Actor;
 use crate::service::App;
@@ -92,6 +92,7 @@ impl DeliveryQuery {
         filter.since = self.since.map(|time| time.0);
         filter.until = self.until.map(|time| time.0);
         filter.after = self.after.map(|place| DeliveryId(place.0));
+        filter.bytes = Some(MOST_BYTES);
         filter
     }
 }
@@ -105,6 +106,8 @@ pub(crate) struct DeliveryPage {
 }
 
 /// Deliveries that have a row of their own: retrying, held, scheduled, dead, discarded.
+///
+/// A page ends early once it has 8 MiB of payloads.
 #[utoipa::path(
     get, path = "/api/v1/deliveries", tag = "deliveries", params(DeliveryQuery),
     responses((status = 200, body = DeliveryPage)),
@@ -116,7 +119,8 @@ pub(crate) async fn deliveries<St: ServiceStore>(
     let filter = query.into_filter();
     let limit = filter.limit.unwrap_or(AT_ONCE);
     let found = asked(app.inbox.store().deliveries(&filter)).await?;
-    let next = found.last().filter(|_| found.len() == limit).map(|last| last.id.0);
+    let bytes: usize = found.iter().map(|one| one.message.payload.len()).sum();
+    let next = found.last().filter(|_| found.len() == limit || bytes >= MOST_BYTES).map(|last| last.id.0);
     Ok(Answer::ok(DeliveryPage { deliveries: found.iter().map(view::delivery).collect(), next }))
 }
 

@@ -10,7 +10,8 @@ use axum::response::{IntoResponse, Response};
 use oncebox::admin::Role;
 
 use super::answer::Problem;
-use crate::access::Actor;
+use crate::access::{Actor, Refused};
+use crate::guesses::Peer;
 use crate::service::App;
 use crate::stores::ServiceStore;
 
@@ -20,8 +21,11 @@ pub(crate) async fn authenticate<St: ServiceStore>(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let Ok(actor) = app.access.actor(request.headers()) else {
-        return Problem::Unauthorized.into_response();
+    let peer = request.extensions().get::<Peer>().copied();
+    let actor = match app.access.actor(request.headers(), peer) {
+        Ok(actor) => actor,
+        Err(Refused::Unknown) => return Problem::Unauthorized.into_response(),
+        Err(Refused::Guessing(wait)) => return Problem::Guessing(wait).into_response(),
     };
     if actor.is_unproven() && is_from_a_page(request.headers()) {
         return Problem::FromPage.into_response();

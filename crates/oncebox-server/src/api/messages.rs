@@ -5,19 +5,16 @@ use std::sync::Arc;
 use axum::extract::State;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use oncebox::admin::{HeaderMatch, MessageSearch, PayloadMatch};
+use oncebox::admin::{ConflictAsk, ConflictPlace, HeaderMatch, MessageSearch, PayloadMatch};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use utoipa::{IntoParams, ToSchema};
 
 use super::answer::{Answer, Answered, ErrorBody, Problem, asked};
-use super::ask::{Limit, NamedTwice, Query, Text, Time};
+use super::ask::{Limit, MOST_BYTES, NamedTwice, Query, Text, Time};
 use crate::service::App;
 use crate::stores::ServiceStore;
 use crate::view;
-
-/// The most conflicts in one answer: they come with their payloads.
-const MOST_CONFLICTS: usize = 100;
 
 /// Which messages; every parameter that is there must match. State, handler and error are parameters of `/deliveries`.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -58,10 +55,24 @@ pub(crate) struct MessagePageView {
     next: Option<String>,
 }
 
+/// Which conflicts.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ConflictQuery {
+    /// Where to go on: what `next` of the page before said.
+    #[param(value_type = Option<String>, pattern = "^[A-Za-z0-9_-]{54}$")]
+    cursor: Option<Text>,
+    /// The most conflicts; 100 unless set.
+    limit: Option<Limit>,
+}
+
 /// Messages whose id was known with other bytes.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Conflicts {
     conflicts: Vec<view::Received>,
+    /// The `cursor` to go on with; null when this is the end.
+    next: Option<String>,
 }
 
 /// What came more than once.
@@ -70,11 +81,15 @@ pub(crate) struct Duplicates {
     /// How often a known id came again: `duplicate` with the same bytes, `conflict` with others. An empty handler is the
     /// inbox as a whole.
     counts: Vec<view::Counted>,
-    /// The messages with other bytes, which were kept apart.
+    /// The newest messages with other bytes, which were kept apart: at most 100, and no more after 8 MiB.
     conflicts: Vec<view::Received>,
+    /// The `cursor` to go on with at `/conflicts`; null when these are all.
+    next: Option<String>,
 }
 
 /// Received messages, newest first. Looks at a bounded number of them, so a page may be empty before the end.
+///
+/// A page ends early once it has 8 MiB of payloads.
 #[utoipa::path(
     get, path = "/api/v1/messages", tag = "messages", params(MessageQuery),
     responses((status = 200, body = MessagePageView)),
@@ -89,7 +104,7 @@ pub(crate) async fn messages<St: ServiceStore>(
     Ok(Answer::ok(MessagePageView { messages: page.messages.iter().map(view::hit).collect(), next }))
 }
 
-/// One message and what became of it.
+/// One message and what became of it; of the same id with other bytes, the first 100, and no more after 8 MiB.
 #[utoipa::path(
     get, path = "/api/v1/messages/{scope}/{id}", tag = "messages",
     params(
@@ -112,23 +127,52 @@ pub(crate) async fn message<St: ServiceStore>(
 }
 
 /// Messages whose id was known with other bytes, newest first.
-#[utoipa::path(get, path = "/api/v1/conflicts", tag = "messages", responses((status = 200, body = Conflicts)))]
-pub(crate) async fn conflicts<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Answered<Conflicts> {
-    let conflicts = asked(app.inbox.store().conflicts(MOST_CONFLICTS)).await?;
-    Ok(Answer::ok(Conflicts { conflicts: conflicts.iter().map(view::conflict).collect() }))
+///
+/// A page ends early once it has 8 MiB of payloads.
+#[utoipa::path(
+    get, path = "/api/v1/conflicts", tag = "messages", params(ConflictQuery),
+    responses((status = 200, body = Conflicts)),
+)]
+pub(crate) async fn conflicts<St: ServiceStore>(
+    State(app): State<Arc<App<St>>>,
+    Query(query): Query<ConflictQuery>,
+) -> Answered<Conflicts> {
+    let ask = query.into_ask()?;
+    let page = asked(app.inbox.store().conflict_page(&ask)).await?;
+    Ok(Answer::ok(Conflicts {
+        conflicts: page.conflicts.iter().map(view::conflict).collect(),
+        next: page.next.map(|place| URL_SAFE_NO_PAD.encode(place.to_bytes())),
+    }))
 }
 
 /// How often known ids came again, and what came with other bytes.
 #[utoipa::path(get, path = "/api/v1/duplicates", tag = "messages", responses((status = 200, body = Duplicates)))]
 pub(crate) async fn duplicates<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Answered<Duplicates> {
     let store = app.inbox.store();
-    let (counts, conflicts) =
-        asked(async { Ok((store.counts().await?, store.conflicts(MOST_CONFLICTS).await?)) }).await?;
+    let ask = ConflictQuery { cursor: None, limit: None }.into_ask()?;
+    let (counts, page) =
+        asked(async { Ok((store.counts().await?, store.conflict_page(&ask).await?)) }).await?;
     let counts = counts.iter().filter(|count| ["duplicate", "conflict"].contains(&count.name.as_str()));
     Ok(Answer::ok(Duplicates {
         counts: counts.map(view::counted).collect(),
-        conflicts: conflicts.iter().map(view::conflict).collect(),
+        conflicts: page.conflicts.iter().map(view::conflict).collect(),
+        next: page.next.map(|place| URL_SAFE_NO_PAD.encode(place.to_bytes())),
     }))
+}
+
+impl ConflictQuery {
+    fn into_ask(self) -> Result<ConflictAsk, Problem> {
+        let read = |text: Text| {
+            let place =
+                URL_SAFE_NO_PAD.decode(text.0).ok().and_then(|bytes| ConflictPlace::from_bytes(&bytes));
+            place.ok_or_else(|| Problem::Bad("`cursor` is not what `next` said".to_owned()))
+        };
+        Ok(ConflictAsk {
+            after: self.cursor.map(read).transpose()?,
+            limit: Some(Limit::of(self.limit)),
+            bytes: Some(MOST_BYTES),
+        })
+    }
 }
 
 impl MessageQuery {
@@ -144,6 +188,7 @@ impl MessageQuery {
         search.header = self.header.map(|text| header(&text.0)).transpose()?;
         search.payload = self.payload.map(|text| payload(&text.0)).transpose()?;
         search.limit = Some(Limit::of(self.limit));
+        search.bytes = Some(MOST_BYTES);
         search.before = self.cursor.map(|text| place(&search, &text.0)).transpose()?;
         Ok(search)
     }

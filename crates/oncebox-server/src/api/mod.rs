@@ -7,6 +7,7 @@ mod ask;
 mod audit;
 pub(crate) mod deliveries;
 pub(crate) mod events;
+mod findings;
 pub(crate) mod guard;
 mod handlers;
 mod messages;
@@ -50,6 +51,7 @@ pub(crate) fn endpoints<St: ServiceStore>() -> Vec<Endpoint<St>> {
     vec![
         read("/openapi.json", get(openapi::openapi)),
         read("/status", get(status::status::<St>)),
+        read("/findings", get(findings::findings::<St>)),
         read("/handlers", get(handlers::handlers::<St>)),
         operate("/handlers/{name}/pause", post(handlers::pause_handler::<St>)),
         operate("/handlers/{name}/resume", post(handlers::resume_handler::<St>)),

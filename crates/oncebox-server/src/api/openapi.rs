@@ -13,8 +13,8 @@ use utoipa::{Modify, OpenApi as _};
 use super::answer::ErrorBody;
 use super::ask::{Limit, Place, Text, Time};
 use super::{
-    BASE, Endpoint, audit, deliveries, endpoints, events, handlers, messages, replays, sources, status,
-    tokens,
+    BASE, Endpoint, audit, deliveries, endpoints, events, findings, handlers, messages, replays, sources,
+    status, tokens,
 };
 use crate::{ingest, routes};
 
@@ -32,7 +32,7 @@ const SCHEME: &str = "token";
     ),
     paths(
         ingest::post, routes::live, routes::ready, routes::metrics,
-        openapi, status::status, handlers::handlers, handlers::pause_handler, handlers::resume_handler,
+        openapi, status::status, findings::findings, handlers::handlers, handlers::pause_handler, handlers::resume_handler,
         sources::sources, sources::pause_source, sources::resume_source,
         status::sinks, status::outbox, status::replay_outbox,
         messages::messages, messages::message, messages::conflicts, messages::duplicates,
@@ -40,7 +40,7 @@ const SCHEME: &str = "token";
         replays::replays, replays::start_replay, replays::replay, replays::cancel_replay,
         audit::audit, events::events, tokens::tokens, tokens::create_token, tokens::revoke_token,
     ),
-    components(schemas(ErrorBody, Text, Time, Limit, Place, deliveries::StateWord)),
+    components(schemas(ErrorBody, Text, Time, Limit, Place, deliveries::StateWord, status::OutgoingWord)),
     modifiers(&Scheme),
 )]
 struct Described;
@@ -89,9 +89,10 @@ fn document() -> OpenApi {
     document
 }
 
-const GUARDED: [(&str, &str); 2] = [
+const GUARDED: [(&str, &str); 3] = [
     ("401", "A token is needed, and there is none, or one that is unknown, revoked or has expired."),
     ("403", "The token is for something else, or a web page asks while there is no token at all."),
+    ("429", "Too many wrong tokens came from this address; see `retry-after`."),
 ];
 
 fn share_answers(operation: &mut Operation) {

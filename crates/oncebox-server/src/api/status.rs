@@ -4,21 +4,52 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::State;
-use serde::Serialize;
-use utoipa::ToSchema;
+use oncebox::admin::{OutgoingFilter, OutgoingState};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 use super::answer::{Answer, Answered, ErrorBody, Problem, asked};
-use super::ask::{Named, to_the_end};
+use super::ask::{Limit, Named, Place, Query, Text, to_the_end};
 use super::audit::write_down;
 use crate::access::Actor;
 use crate::service::App;
 use crate::stores::ServiceStore;
 use crate::view;
 
+/// Which outgoing messages; every parameter that is there must match.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct OutboxQuery {
+    /// For this sink; empty for the relay without a name.
+    sink: Option<Text>,
+    /// In this state.
+    state: Option<OutgoingWord>,
+    /// Only messages after this one: what `next` of the page before said.
+    after: Option<Place>,
+    /// The most messages; 100 unless set.
+    limit: Option<Limit>,
+}
+
+/// Where an outgoing message stands.
+#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = OutgoingState)]
+pub(crate) enum OutgoingWord {
+    Waiting,
+    Retrying,
+    Dead,
+}
+
 /// What waits to be sent.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Outboxes {
+    /// Per sink what waits, retries and is dead; whatever the parameters say.
     outbox: Vec<view::Outbox>,
+    /// The messages that match, oldest first: why they were not sent, and when they are tried next.
+    messages: Vec<view::Outgoing>,
+    /// Where to go on; null when this is the end.
+    next: Option<i64>,
 }
 
 /// All sinks of this process.
@@ -59,11 +90,34 @@ pub(crate) async fn read<St: ServiceStore>(app: &App<St>) -> Result<view::Status
     .await
 }
 
-/// What waits to be sent, per sink.
-#[utoipa::path(get, path = "/api/v1/outbox", tag = "outbox", responses((status = 200, body = Outboxes)))]
-pub(crate) async fn outbox<St: ServiceStore>(State(app): State<Arc<App<St>>>) -> Answered<Outboxes> {
-    let outbox = asked(app.inbox.store().outbox()).await?;
-    Ok(Answer::ok(Outboxes { outbox: outbox.iter().map(view::outbox).collect() }))
+/// What waits to be sent, per sink and message by message, with the reason why it was not.
+#[utoipa::path(
+    get, path = "/api/v1/outbox", tag = "outbox", params(OutboxQuery),
+    responses((status = 200, body = Outboxes)),
+)]
+pub(crate) async fn outbox<St: ServiceStore>(
+    State(app): State<Arc<App<St>>>,
+    Query(query): Query<OutboxQuery>,
+) -> Answered<Outboxes> {
+    let limit = Limit::of(query.limit);
+    let mut filter = OutgoingFilter::default();
+    filter.sink = query.sink.map(|text| text.0);
+    filter.state = query.state.map(|word| match word {
+        OutgoingWord::Waiting => OutgoingState::Waiting,
+        OutgoingWord::Retrying => OutgoingState::Retrying,
+        OutgoingWord::Dead => OutgoingState::Dead,
+    });
+    filter.after = query.after.map(|place| place.0);
+    filter.limit = Some(limit);
+    let store = app.inbox.store();
+    let (outbox, found) =
+        asked(async { Ok((store.outbox().await?, store.outgoing(&filter).await?)) }).await?;
+    let next = found.last().filter(|_| found.len() == limit).map(|last| last.seq);
+    Ok(Answer::ok(Outboxes {
+        outbox: outbox.iter().map(view::outbox).collect(),
+        messages: found.iter().map(view::outgoing).collect(),
+        next,
+    }))
 }
 
 /// Sinks of this process.

@@ -146,7 +146,8 @@ pub(crate) async fn create_token<St: ServiceStore>(
         return Err(Problem::Conflict(text.to_owned()));
     }
     let length = wanted.expires_in.map(|length| length.0);
-    let (secret, info) = token::create(&wanted.name, role, length).map_err(Problem::Bad)?;
+    let now = asked(app.inbox.store().clock()).await?;
+    let (secret, info) = token::create(&wanted.name, role, length, now).map_err(Problem::Bad)?;
     to_the_end(async move {
         let expires_at = info.expires_at.map(Moment::from);
         let details = serde_json::json!({ "role": role.as_str(), "expires_at": expires_at });

@@ -79,6 +79,10 @@ pub struct HttpConfig {
     pub header_timeout: Duration,
     /// How long a body may take.
     pub body_timeout: Duration,
+    /// How long a client may take nothing of an answer.
+    pub write_timeout: Duration,
+    /// How many different wrong tokens an address may try in a minute; 0 for any number.
+    pub max_wrong_tokens: usize,
     /// How deep JSON may be nested.
     pub json_depth: usize,
     /// What a refused client is told to wait.
@@ -278,6 +282,8 @@ fn http(section: Section<'_>) -> HttpConfig {
         max_header_size: section.size("max_header_size"),
         header_timeout: section.positive_duration("header_timeout"),
         body_timeout: section.positive_duration("body_timeout"),
+        write_timeout: section.positive_duration("write_timeout"),
+        max_wrong_tokens: section.whole("max_wrong_tokens", 0, 1000) as usize,
         json_depth: section.whole("json_depth", 1, 120) as usize,
         retry_after: section.positive_duration("retry_after"),
     };

@@ -11,15 +11,17 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::word;
-use crate::api::answer::Answer;
+use crate::api::answer::{Answer, GUESSING, retry_after as seconds};
 
 /// Why nothing was stored.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// 400: the request cannot be understood.
     Bad(String),
-    /// 401
-    Unauthorized(&'static str),
+    /// 401: the same for everybody, whether or not there is such a source, and whatever is missing.
+    Unauthorized,
+    /// 429: too many wrong tokens from this address.
+    Guessing(Duration),
     /// 403: a web page posts to a service that trusts this machine.
     Forbidden,
     /// 403: the token is for something else.
@@ -42,7 +44,10 @@ impl Refusal {
     pub(crate) fn into_response(self, retry_after: Duration) -> Response {
         let (status, text, wait) = match self {
             Self::Bad(text) => (StatusCode::BAD_REQUEST, text, None),
-            Self::Unauthorized(text) => (StatusCode::UNAUTHORIZED, text.to_owned(), None),
+            Self::Unauthorized => {
+                (StatusCode::UNAUTHORIZED, "the token or the signature is missing or wrong".to_owned(), None)
+            }
+            Self::Guessing(wait) => (StatusCode::TOO_MANY_REQUESTS, GUESSING.to_owned(), Some(wait)),
             Self::Forbidden => (
                 StatusCode::FORBIDDEN,
                 "requests of web pages, and to another name than `localhost`, need a token or a signature"
@@ -67,9 +72,7 @@ impl Refusal {
         };
         let mut response = json_response(status, &json!({ "error": text }));
         if let Some(wait) = wait {
-            // Whole seconds, rounded up: nobody should come back too early.
-            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+            response.headers_mut().insert(header::RETRY_AFTER, seconds(wait));
         }
         if status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -58,6 +58,17 @@ impl Drop for Share {
     }
 }
 
+/// Refuses a body that says it is too large.
+pub(crate) fn check_length(http: &HttpConfig, headers: &HeaderMap) -> Result<(), Refusal> {
+    let too_large = declared(headers).is_some_and(|length| length > http.max_body);
+    if too_large { Err(Refusal::TooLarge(http.max_body)) } else { Ok(()) }
+}
+
+fn declared(headers: &HeaderMap) -> Option<usize> {
+    let length = headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse::<u64>().ok()?;
+    Some(usize::try_from(length).unwrap_or(usize::MAX))
+}
+
 /// The whole body, and its share of the memory, which is held until the messages are stored.
 pub(crate) async fn read(
     http: &HttpConfig,
@@ -65,15 +76,9 @@ pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
 ) -> Result<(Bytes, Share), Refusal> {
-    let declared = headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok())
-        .map(|length| usize::try_from(length).unwrap_or(usize::MAX));
-    if declared.is_some_and(|length| length > http.max_body) {
-        return Err(Refusal::TooLarge(http.max_body));
-    }
+    check_length(http, headers)?;
     let mut share = Share::new(in_flight);
-    if let Some(length) = declared {
+    if let Some(length) = declared(headers) {
         // Before the first byte is read, so that a refused sender has not sent everything for nothing.
         share.grow_to(length)?;
     }

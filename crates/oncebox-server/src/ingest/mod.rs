@@ -16,9 +16,11 @@ use oncebox::admin::Role;
 use oncebox::{Error, ErrorKind, Headers, Message, Received};
 use oncebox_core::mapping::{Delivered, Mapped};
 
+use crate::access::Refused;
 use crate::api::answer::ErrorBody;
 use crate::api::guard::is_from_a_page;
 use crate::config::{HttpSourceConfig, TokenRule};
+use crate::guesses::Peer;
 use crate::handlers::hold::Bucket;
 use crate::service::App;
 use crate::stores::ServiceStore;
@@ -81,7 +83,7 @@ const NEVER_KEPT: &[&str] = &[
         (status = 408, body = ErrorBody, description = "The body came too slowly."),
         (status = 413, body = ErrorBody, description = "Too large."),
         (status = 422, body = answer::Taken, description = "This id came before with other bytes; both are kept."),
-        (status = 429, body = ErrorBody, description = "The source's rate limit is reached; see `retry-after`."),
+        (status = 429, body = ErrorBody, description = "The source's rate limit is reached, or too many wrong tokens came from this address; see `retry-after`."),
         (status = 503, body = ErrorBody, description = "Not stored now, or the source is paused; see `retry-after`."),
     ),
     security((), ("token" = ["ingest"])),
@@ -101,20 +103,28 @@ pub(crate) async fn post<St: ServiceStore>(
 
 async fn take<St: ServiceStore>(app: &App<St>, name: &str, request: Request) -> Result<Response, Refusal> {
     let (parts, body) = request.into_parts();
+    let peer = parts.extensions.get::<Peer>().copied();
     let headers = parts.headers;
+    // The same for every name, so it tells nothing about any.
+    body::check_length(&app.http, &headers)?;
     // Who may not post is not told which sources there are.
     let source = app.sources.get(name);
-    check_token(app, source, &headers)?;
+    check_token(app, source, &headers, peer)?;
     let source = source
         .ok_or_else(|| Refusal::NotFound(format!("there is no http source `{}`", name.escape_debug())))?;
-    if app.inbox.is_source_paused(name) {
-        return Err(Refusal::Paused);
+    let not_paused = || if app.inbox.is_source_paused(name) { Err(Refusal::Paused) } else { Ok(()) };
+    match &source.config.verify {
+        // Nothing of the body is read from who has not even tried to sign it.
+        Some(verify) if !signature::is_there(verify, &headers) => return Err(Refusal::Unauthorized),
+        // Whether the source is paused is said only to those whose signature holds.
+        Some(_) => {}
+        None => not_paused()?,
     }
     let (body, _in_flight) = body::read(&app.http, &app.in_flight, &headers, body).await?;
     if let Some(verify) = &source.config.verify {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        signature::verify(verify, &headers, &body, now)
-            .map_err(|_| Refusal::Unauthorized("the signature is missing or wrong"))?;
+        signature::verify(verify, &headers, &body, now).map_err(|_| Refusal::Unauthorized)?;
+        not_paused()?;
     }
     let is_batch = headers.get(header::CONTENT_TYPE).is_some_and(|value| {
         let value = value.to_str().unwrap_or_default();
@@ -133,6 +143,7 @@ fn check_token<St: ServiceStore>(
     app: &App<St>,
     source: Option<&HttpSource>,
     headers: &HeaderMap,
+    peer: Option<Peer>,
 ) -> Result<(), Refusal> {
     let signed = source.is_some_and(|source| source.config.verify.is_some());
     let needed = match source.map_or(TokenRule::Auto, |source| source.config.token) {
@@ -141,10 +152,12 @@ fn check_token<St: ServiceStore>(
         TokenRule::Auto => !signed && !app.access.is_open(),
     };
     if needed {
-        const WRONG: Refusal = Refusal::Unauthorized("a valid bearer token is needed");
-        let actor = app.access.actor(headers).map_err(|_| WRONG)?;
+        let actor = app.access.actor(headers, peer).map_err(|refused| match refused {
+            Refused::Unknown => Refusal::Unauthorized,
+            Refused::Guessing(wait) => Refusal::Guessing(wait),
+        })?;
         return match actor.role.allows(Role::Ingest) {
-            _ if actor.is_unproven() => Err(WRONG),
+            _ if actor.is_unproven() => Err(Refusal::Unauthorized),
             true => Ok(()),
             false => Err(Refusal::NotAllowed),
         };

@@ -39,6 +39,17 @@ pub(crate) fn verify(verify: &Verify, headers: &HeaderMap, body: &[u8], now: u64
     if good { Ok(()) } else { Err(NotProven) }
 }
 
+/// Whether the headers of a signature are there at all; whether it holds is only known once the body has come.
+pub(crate) fn is_there(verify: &Verify, headers: &HeaderMap) -> bool {
+    let needed: &[&str] = match &verify.scheme {
+        Scheme::StandardWebhooks => &["webhook-id", "webhook-timestamp", "webhook-signature"],
+        Scheme::Stripe => &["stripe-signature"],
+        Scheme::Github => &["x-hub-signature-256"],
+        Scheme::Hmac { header, .. } => &[header],
+    };
+    needed.iter().all(|name| single(headers, name).is_ok())
+}
+
 /// What can be said about a secret before the first request: whether it can be read at all.
 pub(crate) fn check(verify: &Verify) -> Result<(), String> {
     let readable = |secret: &Secret| verify.scheme != Scheme::StandardWebhooks || key(secret).is_some();
@@ -235,10 +246,12 @@ mod tests {
             assert_eq!(verify(rules, headers, BODY, NOW), Err(NotProven), "{headers:?}");
         };
         let known = rules_of(&[SECRET]);
+        assert!(is_there(&known, &standard(ID, &time, "v1,wrong")));
         for missing in ["webhook-id", "webhook-timestamp", "webhook-signature"] {
             let mut without = standard(ID, &time, &good);
             without.remove(missing);
             refused(&known, &without);
+            assert!(!is_there(&known, &without), "{missing}");
             let mut twice = standard(ID, &time, &good);
             let value = twice[missing].clone();
             twice.append(HeaderName::from_static(missing), value);

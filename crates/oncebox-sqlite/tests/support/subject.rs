@@ -159,6 +159,16 @@ impl Subject for SqliteSubject {
         }
     }
 
+    async fn write_as_newer(&self, replay: i64, message: &str) {
+        let mut connection = self.options().connect().await.unwrap();
+        // A migration of that version has changed them.
+        sqlx::query("pragma ignore_check_constraints = on").execute(&mut connection).await.unwrap();
+        let text = "update oncebox_replay set filter = '{\"colour\":\"red\"}' where id = ?1";
+        sqlx::query(text).bind(replay).execute(&mut connection).await.unwrap();
+        let text = "update oncebox_delivery set state = 99 where message_id = ?1";
+        sqlx::query(text).bind(message).execute(&mut connection).await.unwrap();
+    }
+
     async fn begin(&self) -> Transaction<'static, Sqlite> {
         self.pool().begin_with("begin immediate").await.unwrap()
     }

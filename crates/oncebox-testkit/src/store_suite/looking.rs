@@ -1,6 +1,8 @@
 //! Looking at one message: what became of it, handler by handler.
 
-use oncebox_core::admin::{AdminStore, DeliveryState, MessageInfo, Progress};
+use oncebox_core::admin::{
+    AdminStore, ConflictAsk, DeliveryFilter, DeliveryState, MessageInfo, MessageSearch, Progress,
+};
 use oncebox_core::store::Retention;
 use oncebox_core::{DEFAULT_SCOPE, Failure, Inbox, Message, Received, Store};
 
@@ -129,4 +131,67 @@ pub async fn a_dead_letter_is_shown_as_it_is_listed<T: Subject>(subject: T) {
         [one] => assert_eq!(format!("{:?}", one.progress), format!("Delivery({listed:?})")),
         other => panic!("{other:?}"),
     }
+}
+
+/// Deliveries, conflicts and messages alike: at least one, and pages together have everything once.
+pub async fn a_page_ends_once_it_has_its_bytes<T: Subject>(subject: T) {
+    let dies = |_: TxOf<T>, _: Message| async move { Err::<(), _>(Failure::permanent("no")) };
+    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("dies", dies))).await;
+    let store = inbox.store();
+    let large = |number: usize, fill: u8| Message::new(KIND, vec![fill; 1000]).id(format!("m-{number}"));
+    let (first, second): (Vec<_>, Vec<_>) =
+        (0..7).map(|number| (large(number, b'a'), large(number, b'b'))).unzip();
+    receive(&inbox, &first).await;
+    drain(&inbox).await;
+    assert_eq!(inbox.receive(&second).await.unwrap(), [Received::Conflict; 7]);
+    let mut expected: Vec<String> = first.iter().map(|message| message.id.clone()).collect();
+
+    // With 1,000 bytes or less a page has one, with one more it has two.
+    for (bytes, each) in [(1, 1), (1000, 1), (1001, 2), (2001, 3), (1 << 20, 7)] {
+        let mut filter = DeliveryFilter::all();
+        filter.bytes = Some(bytes);
+        let mut found: Vec<String> = Vec::new();
+        while found.len() < 7 {
+            let page = store.deliveries(&filter).await.unwrap();
+            assert_eq!(page.len(), each.min(7 - found.len()), "{bytes} bytes");
+            filter.after = page.last().map(|last| last.id);
+            found.extend(page.into_iter().map(|info| info.message.id));
+        }
+        found.sort_unstable();
+        assert_eq!(found, expected);
+
+        let mut ask = ConflictAsk { bytes: Some(bytes), ..ConflictAsk::default() };
+        let mut found: Vec<String> = Vec::new();
+        loop {
+            let page = store.conflict_page(&ask).await.unwrap();
+            assert_eq!(page.conflicts.len(), each.min(7 - found.len()), "{bytes} bytes");
+            found.extend(page.conflicts.into_iter().map(|conflict| conflict.message.id));
+            if page.next.is_none() {
+                break;
+            }
+            ask.after = page.next;
+        }
+        found.sort_unstable();
+        assert_eq!(found, expected);
+
+        let mut search = MessageSearch::default();
+        search.bytes = Some(bytes);
+        let mut found: Vec<String> = Vec::new();
+        loop {
+            let page = store.messages(&search).await.unwrap();
+            assert!(page.messages.len() <= each, "{bytes} bytes");
+            found.extend(page.messages.into_iter().map(|hit| hit.message.id));
+            if page.next.is_none() {
+                break;
+            }
+            search.before = page.next;
+        }
+        expected.reverse();
+        assert_eq!(found, expected, "newest first");
+        expected.reverse();
+    }
+    let limited = ConflictAsk { limit: Some(2), ..ConflictAsk::default() };
+    let page = store.conflict_page(&limited).await.unwrap();
+    assert!(page.conflicts.len() == 2 && page.next.is_some());
+    assert_eq!(look(store, "m-3").await.conflicts.len(), 1);
 }

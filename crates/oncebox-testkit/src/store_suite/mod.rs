@@ -215,6 +215,7 @@ macro_rules! store_suite {
             a_store_that_fails_while_the_relay_sends_loses_nothing,
             a_lease_of_the_outbox_counts_from_when_it_was_asked_for,
             an_outgoing_row_that_cannot_be_read_is_dead_and_the_others_are_sent,
+            an_outgoing_message_says_why_it_was_not_sent_and_when_it_is_tried_next,
         }
         $crate::cases! { $subject, store_suite, retention:
             an_id_blocks_duplicates_until_its_time_is_over,
@@ -250,6 +251,8 @@ macro_rules! store_suite {
             every_change_is_written_down_in_order,
             a_token_is_kept_under_its_name_until_it_is_removed,
             deliveries_are_counted_and_bounded_in_time,
+            the_clock_of_the_database_is_told,
+            a_delivery_in_a_state_of_the_future_is_listed_with_the_others,
         }
         $crate::cases! { $subject, store_suite, looking:
             a_message_is_shown_with_what_each_handler_made_of_it,
@@ -257,6 +260,7 @@ macro_rules! store_suite {
             a_purged_message_is_known_by_its_id_alone,
             what_once_remembers_is_no_message,
             a_dead_letter_is_shown_as_it_is_listed,
+            a_page_ends_once_it_has_its_bytes,
         }
         $crate::cases! { $subject, store_suite, replaying:
             a_replay_in_steps_replays_each_letter_once,
@@ -267,6 +271,7 @@ macro_rules! store_suite {
             a_replay_cancelled_in_the_middle_of_a_step_is_whole,
             a_replay_in_steps_keeps_the_order_of_a_key,
             replays_are_listed_and_keep_the_limit_of_their_filter,
+            a_replay_of_a_newer_version_stops_no_other,
         }
         $crate::cases! { $subject, store_suite, searching:
             messages_are_found_by_every_field,

@@ -110,3 +110,28 @@ pub async fn deliveries_are_counted_and_bounded_in_time<T: Subject>(subject: T) 
         "the late one"
     );
 }
+
+/// By which tokens expire.
+pub async fn the_clock_of_the_database_is_told<T: Subject>(subject: T) {
+    let store = subject.store();
+    let before = store.clock().await.unwrap();
+    assert!(before.duration_since(Timestamp::now()).unsigned_abs() < HOUR, "{before}");
+    subject.clock().advance(HOUR);
+    assert!(store.clock().await.unwrap() >= before + HOUR);
+}
+
+/// A newer version may know more of them; none of the others is hidden by it.
+pub async fn a_delivery_in_a_state_of_the_future_is_listed_with_the_others<T: Subject>(subject: T) {
+    let broken = |_: TxOf<T>, _: Message| async move { Err::<(), _>(Failure::permanent("no")) };
+    let inbox = registered(Inbox::new(subject.store()).on("*", handler("charge", broken))).await;
+    receive(&inbox, &[message("a"), message("b")]).await;
+    drain(&inbox).await;
+    subject.write_as_newer(0, "a").await;
+    let found = inbox.store().deliveries(&DeliveryFilter::all()).await.unwrap();
+    let mut states: Vec<_> = found.iter().map(|info| (info.message.id.as_str(), info.state)).collect();
+    states.sort_unstable_by_key(|(id, _)| *id);
+    assert_eq!(states, [("a", DeliveryState::Unreadable), ("b", DeliveryState::Dead)]);
+    let shown = inbox.store().message(oncebox_core::DEFAULT_SCOPE, "a").await.unwrap().unwrap();
+    assert_eq!(shown.handlers.len(), 1);
+    assert_eq!(inbox.store().replay(&DeliveryFilter::all()).await.unwrap(), 1, "it is left alone");
+}

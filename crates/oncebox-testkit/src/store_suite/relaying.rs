@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncebox_core::admin::{AdminStore, OutgoingFilter, OutgoingInfo, OutgoingState};
 use oncebox_core::{Counter, Error, ErrorKind, Inbox, Message, Relay, SendFailure, Sink, Store, run};
 use tokio::sync::Notify;
 
@@ -320,4 +321,50 @@ pub async fn an_outgoing_row_that_cannot_be_read_is_dead_and_the_others_are_sent
     assert_eq!(ids_of(&broker.sent()), ["before", "after"]);
     let status = store.outbox().await.unwrap();
     assert_eq!(status.iter().map(|sink| sink.dead).sum::<u64>(), 1, "{status:?}");
+}
+
+/// So that nobody has to look into the tables for it.
+pub async fn an_outgoing_message_says_why_it_was_not_sent_and_when_it_is_tried_next<T: Subject>(subject: T) {
+    let inbox = Inbox::new(subject.store());
+    let store = inbox.store();
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    broker.refuse([
+        ("00".to_owned(), SendFailure::Retry("nacked".to_owned())),
+        ("01".to_owned(), SendFailure::Permanent("too large".to_owned())),
+    ]);
+    publish(&subject, 2, &["k", ""]).await;
+    let mut own = subject.begin().await;
+    let elsewhere = Message::new("y", "y").id("02").to("elsewhere");
+    store.publish(&mut own, &[elsewhere]).await.unwrap();
+    T::commit(own).await;
+    let before = store.clock().await.unwrap();
+    run(inbox.clone()).relay(Relay::new(broker).backoff(ten_seconds())).drain().await.unwrap();
+
+    let all = store.outgoing(&OutgoingFilter::default()).await.unwrap();
+    let shown =
+        |one: &OutgoingInfo| (one.id.clone(), one.sink.clone(), one.state, one.attempts, one.error.clone());
+    let expected = [
+        ("00", "", OutgoingState::Retrying, 1, Some("nacked")),
+        ("01", "", OutgoingState::Dead, 1, Some("too large")),
+        ("02", "elsewhere", OutgoingState::Waiting, 0, None),
+    ]
+    .map(|(id, sink, state, attempts, error)| {
+        (id.to_owned(), sink.to_owned(), state, attempts, error.map(str::to_owned))
+    });
+    assert_eq!(all.iter().map(shown).collect::<Vec<_>>(), expected);
+    assert!(all[0].due_at > before && all[0].created_at <= before, "{:?}", all[0]);
+    assert_eq!((all[0].kind.as_str(), all[0].key.as_deref()), ("x", Some("k")));
+
+    let ids = async |change: &dyn Fn(&mut OutgoingFilter)| {
+        let mut filter = OutgoingFilter::default();
+        change(&mut filter);
+        let found = store.outgoing(&filter).await.unwrap();
+        found.into_iter().map(|one| one.id).collect::<Vec<String>>().join(" ")
+    };
+    assert_eq!(ids(&|filter| filter.state = Some(OutgoingState::Dead)).await, "01");
+    assert_eq!(ids(&|filter| filter.state = Some(OutgoingState::Retrying)).await, "00");
+    assert_eq!(ids(&|filter| filter.state = Some(OutgoingState::Waiting)).await, "02");
+    assert_eq!(ids(&|filter| filter.sink = Some(String::new())).await, "00 01");
+    assert_eq!(ids(&|filter| filter.limit = Some(2)).await, "00 01");
+    assert_eq!(ids(&|filter| filter.after = Some(all[0].seq)).await, "01 02");
 }

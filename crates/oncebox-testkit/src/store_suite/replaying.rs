@@ -225,3 +225,26 @@ pub async fn replays_are_listed_and_keep_the_limit_of_their_filter<T: Subject>(s
     assert_eq!(store.replays(false, 1).await.unwrap()[0].id, nothing.id);
     assert_eq!(store.replays(false, 10).await.unwrap().len(), 2);
 }
+
+/// It is shown as what it is, nobody steps it, and it can be cancelled.
+pub async fn a_replay_of_a_newer_version_stops_no_other<T: Subject>(subject: T) {
+    let (inbox, _) = broken(&subject, &numbered(3)).await;
+    let store = inbox.store();
+    let strange = start(store, DeliveryFilter::dead("charge"), None).await;
+    let known = start(store, DeliveryFilter::dead("charge"), None).await;
+    subject.write_as_newer(strange.id.0, "nobody").await;
+    for running in [true, false] {
+        let all = store.replays(running, 10).await.unwrap();
+        let all: Vec<_> = all.iter().map(|one| (one.id, one.state, one.replay.actor.as_str())).collect();
+        let expected =
+            [(known.id, ReplayState::Running, "ann"), (strange.id, ReplayState::Unreadable, "ann")];
+        assert_eq!(all, expected);
+    }
+    let at = step(store, strange.id, 10).await;
+    assert_eq!((at.state, at.replayed, at.matched), (ReplayState::Unreadable, 0, 3));
+    let nothing = &store.replay_info(strange.id).await.unwrap().unwrap().replay.filter;
+    assert_eq!(store.count_deliveries(nothing, 10).await.unwrap(), 0, "its filter matches nothing");
+    assert_eq!(step(store, known.id, 10).await.replayed, 3);
+    let cancelled = store.cancel_replay(strange.id).await.unwrap().unwrap();
+    assert_eq!(cancelled.state, ReplayState::Cancelled);
+}

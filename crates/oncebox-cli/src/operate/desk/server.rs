@@ -5,15 +5,15 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use oncebox::Message;
-use oncebox::admin::{DeliveryFilter, MessageSearch};
-use oncebox_server::view::{self, Audited, Delivery, Received, Replay, Status, Whole};
+use oncebox::admin::{DeliveryFilter, MessageSearch, OutgoingFilter};
+use oncebox_server::view::{self, Audited, Delivery, Outgoing, Received, Replay, Status, Whole};
 use reqwest::{Client, Method, StatusCode, Url};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::super::screen::safe;
-use super::{Desk, Done, Found, PAGE, Part};
+use super::{Desk, Done, Found, Listed, PAGE, Part};
 
 /// How long the service may take: it gives up on its store after ten seconds itself, except for a large change.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -67,6 +67,15 @@ impl Server {
             .build()
             .map_err(|error| format!("requests cannot be made: {error}"))?;
         Ok(Self { client, url, token })
+    }
+
+    /// What the service finds wrong with itself and its store, worst first.
+    pub(in crate::operate) async fn findings(&self) -> Done<Vec<view::Finding>> {
+        #[derive(Deserialize)]
+        struct Report {
+            findings: Vec<view::Finding>,
+        }
+        Ok(self.get::<Report>(&["findings"], &[]).await?.findings)
     }
 
     fn address(&self, parts: &[&str], query: &[(String, String)]) -> Url {
@@ -134,6 +143,7 @@ impl Server {
                     "{error}; use a token with the role {role} or admin (`oncebox token list` shows roles)"
                 )
             }
+            StatusCode::TOO_MANY_REQUESTS => format!("the service answers: {error}; try again in a minute"),
             StatusCode::SERVICE_UNAVAILABLE => {
                 format!("the service answers: {error}; try again, and see its log")
             }
@@ -183,16 +193,34 @@ impl Desk for Server {
         self.get(&["status"], &[]).await
     }
 
-    async fn deliveries(&self, filter: &DeliveryFilter) -> Done<Vec<Delivery>> {
+    async fn deliveries(&self, filter: &DeliveryFilter) -> Done<Listed> {
         #[derive(Deserialize)]
         struct Page {
             deliveries: Vec<Delivery>,
+            next: Option<i64>,
         }
         let mut query = pairs(letters(filter).unwrap_or_default());
         query.extend(filter.state.map(|state| ("state".to_owned(), state.as_str().to_owned())));
         query.extend(filter.after.map(|after| ("after".to_owned(), after.0.to_string())));
         query.extend(filter.limit.map(|limit| ("limit".to_owned(), limit.to_string())));
-        Ok(self.get::<Page>(&["deliveries"], &query).await?.deliveries)
+        let page: Page = self.get(&["deliveries"], &query).await?;
+        Ok(Listed { deliveries: page.deliveries, more: page.next.is_some() })
+    }
+
+    async fn outgoing(&self, filter: &OutgoingFilter) -> Done<Vec<Outgoing>> {
+        #[derive(Deserialize)]
+        struct Page {
+            messages: Vec<Outgoing>,
+        }
+        let query = [
+            ("sink", filter.sink.clone()),
+            ("state", filter.state.map(|state| state.as_str().to_owned())),
+            ("after", filter.after.map(|after| after.to_string())),
+            ("limit", filter.limit.map(|limit| limit.to_string())),
+        ];
+        let query: Vec<(String, String)> =
+            query.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
+        Ok(self.get::<Page>(&["outbox"], &query).await?.messages)
     }
 
     async fn messages(&self, search: &MessageSearch, cursor: Option<&str>) -> Done<Found> {

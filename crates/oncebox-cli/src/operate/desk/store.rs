@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use oncebox::admin::{AdminStore, Audit, DeliveryFilter, MessageSearch, Replay as NewReplay, ReplayId};
+use oncebox::admin::{
+    AdminStore, Audit, DeliveryFilter, MessageSearch, OutgoingFilter, Replay as NewReplay, ReplayId,
+};
+use oncebox::store::Count;
 use oncebox::{Error, ErrorKind, Inbox, Message, Received};
-use oncebox_server::view::{self, Audited, Delivery, Replay, Status, Whole};
+use oncebox_server::view::{self, Audited, Delivery, Outgoing, Replay, Status, Whole};
 use serde_json::{Value, json};
 
 use super::super::screen::safe;
-use super::{COUNTED, Desk, Done, Found, PAGE, Part};
+use super::{COUNTED, Desk, Done, Found, Listed, PAGE, Part};
 
 /// A store, and whoever runs this command.
 pub(in crate::operate) struct StoreDesk<St> {
@@ -55,9 +58,15 @@ impl<St: AdminStore> Desk for StoreDesk<St> {
         Ok(view::status(&handlers, &outbox, &store.counts().await.map_err(told)?))
     }
 
-    async fn deliveries(&self, filter: &DeliveryFilter) -> Done<Vec<Delivery>> {
+    async fn deliveries(&self, filter: &DeliveryFilter) -> Done<Listed> {
         let found = self.store.deliveries(filter).await.map_err(told)?;
-        Ok(found.iter().map(view::delivery).collect())
+        let more = filter.limit.is_some_and(|limit| found.len() >= limit);
+        Ok(Listed { deliveries: found.iter().map(view::delivery).collect(), more })
+    }
+
+    async fn outgoing(&self, filter: &OutgoingFilter) -> Done<Vec<Outgoing>> {
+        let found = self.store.outgoing(filter).await.map_err(told)?;
+        Ok(found.iter().map(view::outgoing).collect())
     }
 
     async fn messages(&self, search: &MessageSearch, cursor: Option<&str>) -> Done<Found> {
@@ -149,6 +158,12 @@ impl<St: AdminStore> Desk for StoreDesk<St> {
             Some(Received::Duplicate) => "duplicate",
             _ => "conflict",
         };
+        // No runner of this process does it. Whether somebody wants the kind is not known here, so that is not counted.
+        let name = if word == "new" { "received" } else { word };
+        let count = Count { handler: String::new(), name: name.to_owned(), value: 1 };
+        if let Err(error) = self.store.add_counts(&[count]).await {
+            eprintln!("the message is stored, but could not be counted: {error}");
+        }
         Ok(word.to_owned())
     }
 

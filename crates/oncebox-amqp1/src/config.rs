@@ -22,7 +22,7 @@ use crate::server::{Access, Server, without_password};
 /// let source = Amqp1Source::new("orders", config)?;
 /// # Ok::<(), oncebox_core::Error>(())
 /// ```
-#[derive(Clone, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Amqp1SourceConfig {
     /// `amqp://HOST:PORT`, or `amqps://HOST:PORT` with TLS; the ports are 5672 and 5671 unless set.
@@ -63,7 +63,7 @@ pub struct Amqp1SourceConfig {
 /// let sink = Amqp1Sink::new(Amqp1SinkConfig::new("amqp://guest:guest@localhost", "/exchanges/events"))?;
 /// # Ok::<(), oncebox_core::Error>(())
 /// ```
-#[derive(Clone, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Amqp1SinkConfig {
     /// `amqp://HOST:PORT`, or `amqps://HOST:PORT` with TLS; the ports are 5672 and 5671 unless set.

@@ -153,12 +153,13 @@ impl Server {
     /// Connects and begins a session.
     pub(crate) async fn open(&self) -> Result<Opened, Error> {
         let opening = tokio::time::timeout(self.connect_timeout, self.open_slowly()).await;
-        opening.map_err(|_| self.error("it did not answer within `connect_timeout`"))?
+        opening.map_err(|_| self.error("it did not answer within `connect_timeout`; check `url`"))?
     }
 
     async fn open_slowly(&self) -> Result<Opened, Error> {
         let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
-        let stream = stream.map_err(|error| self.caused("cannot connect", error))?;
+        let away = "cannot connect (is it running? check `url`)";
+        let stream = stream.map_err(|error| self.caused(away, error))?;
         stream.set_nodelay(true).map_err(|error| self.caused("cannot connect", error))?;
         // A little later than the client itself would notice, whose error says more.
         let silence = Duration::from_millis(u64::from(self.idle_timeout) + 200);

@@ -25,7 +25,7 @@ use crate::server::{Access, Server, without_password};
 /// let source = MqttSource::new("orders", config)?;
 /// # Ok::<(), oncebox_core::Error>(())
 /// ```
-#[derive(Clone, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MqttSourceConfig {
     /// `mqtt://HOST:PORT`, or `mqtts://HOST:PORT` with TLS; the ports are 1883 and 8883 unless set.
@@ -219,7 +219,7 @@ impl MqttSourceConfig {
 /// let sink = MqttSink::new(config)?;
 /// # Ok::<(), oncebox_core::Error>(())
 /// ```
-#[derive(Clone, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MqttSinkConfig {
     /// `mqtt://HOST:PORT`, or `mqtts://HOST:PORT` with TLS; the ports are 1883 and 8883 unless set.

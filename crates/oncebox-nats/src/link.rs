@@ -18,7 +18,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 pub(crate) struct Target<'a> {
     pub(crate) url: &'a str,
     pub(crate) auth: &'a NatsAuth,
-    pub(crate) tls: Option<&'a NatsTls>,
+    pub(crate) tls: &'a NatsTls,
 }
 
 /// What becomes of a connection that is lost.
@@ -40,7 +40,7 @@ pub(crate) async fn connect(
         let remedy = match error.kind() {
             ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => " (check `auth`)",
             ConnectErrorKind::Tls => " (check `tls`)",
-            _ => "",
+            _ => " (is it running? check `url`)",
         };
         let text = format!("cannot connect to NATS at {}{remedy}", redacted(target.url));
         Error::caused(ErrorKind::Unavailable, text, error)
@@ -63,7 +63,8 @@ pub(crate) async fn connect(
     if after_loss == AfterLoss::End {
         options = options.max_reconnects(servers.len());
     }
-    if let Some(tls) = target.tls {
+    let tls = target.tls;
+    if *tls != NatsTls::default() {
         options = options.require_tls(true);
         if let Some(ca) = &tls.ca {
             options = options.add_root_certificates(ca.clone());

@@ -19,7 +19,10 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
 use crate::config::{Auth, TlsConfig, without_password};
+use crate::source::reply_code;
 
+const ACCESS_REFUSED: u16 = 403;
+const NOT_ALLOWED: u16 = 530;
 /// How long a connection may take to say goodbye.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -96,14 +99,21 @@ impl Settings {
             Ok(Ok(connection)) => Ok(Link { connection: Arc::new(connection), hangup: Some(guard) }),
             Ok(Err(error)) => Err(self.cannot(error)),
             Err(_) => {
-                let text = format!("{} did not answer within {:?}", self.place(), self.connect_timeout);
+                let text =
+                    format!("{} did not answer within {:?}; check `url`", self.place(), self.connect_timeout);
                 Err(Error::new(ErrorKind::Unavailable, text))
             }
         }
     }
 
     fn cannot(&self, error: lapin::Error) -> Error {
-        Error::caused(ErrorKind::Unavailable, format!("cannot connect to {}", self.place()), error)
+        let remedy = match reply_code(&error) {
+            Some(ACCESS_REFUSED) => "check `username` and `password`",
+            Some(NOT_ALLOWED) => "check `vhost`, and who may use it",
+            _ => "is it running? check `url`",
+        };
+        let text = format!("cannot connect to {} ({remedy})", self.place());
+        Error::caused(ErrorKind::Unavailable, text, error)
     }
 
     async fn stream(&self, keep: &Mutex<Option<StdStream>>) -> io::Result<AsyncTcpStream<Compat>> {

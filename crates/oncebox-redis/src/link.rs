@@ -18,7 +18,13 @@ pub(crate) async fn connect(
     answer_within: Duration,
 ) -> Result<MultiplexedConnection, Error> {
     let failed = |error: RedisError| {
-        let text = format!("cannot connect to Redis at {}", redacted(url));
+        // With a code it is the server that refuses, the password above all.
+        let remedy = if error.code().is_some() || error.kind() == redis::ErrorKind::AuthenticationFailed {
+            "check user and password"
+        } else {
+            "is it running? check `url`"
+        };
+        let text = format!("cannot connect to Redis at {} ({remedy})", redacted(url));
         // Only its own words: the whole of an error about an address may contain the address.
         Error::caused(ErrorKind::Unavailable, text, words(&error))
     };

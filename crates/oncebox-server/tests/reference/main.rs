@@ -11,8 +11,12 @@
 ))]
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
+mod keys;
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use keys::{OF_SINKS, OF_SOURCES};
 use oncebox::amqp1::{Amqp1SinkConfig, Amqp1SourceConfig};
 use oncebox::kafka::{KafkaSinkConfig, KafkaSourceConfig};
 use oncebox::mqtt::{MqttSinkConfig, MqttSourceConfig};
@@ -114,6 +118,75 @@ fn the_reference_has_the_defaults_of_the_brokers_crates() {
     let mut own = Amqp1SinkConfig::default();
     own.address = "a".into();
     assert_eq!(sink("amqp1", "", ""), BrokerSink::Amqp1(Box::new(own)));
+}
+
+/// All Rust of a crate, and of the suite that every broker's crate runs.
+fn texts(word: &str) -> String {
+    fn collect(folder: &Path, all: &mut String) {
+        for file in std::fs::read_dir(folder).into_iter().flatten() {
+            let path = file.unwrap().path();
+            if path.is_dir() {
+                collect(&path, all);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                all.push_str(&std::fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut all = String::new();
+    for folder in ["src", "tests"] {
+        collect(&crates.join(format!("oncebox-{word}")).join(folder), &mut all);
+    }
+    collect(&crates.join("oncebox-testkit/src/broker_suite"), &mut all);
+    all
+}
+
+#[test]
+fn every_key_of_a_broker_has_an_effect_and_a_test() {
+    for (word, needed) in SOURCES {
+        let (plain, texts) = (source(word, "", ""), texts(word));
+        let mut tested: BTreeSet<String> = ["id", "kind", "key"].map(str::to_owned).into();
+        for (_, test, keys) in OF_SOURCES.iter().filter(|proof| proof.0 == *word) {
+            assert!(texts.contains(&format!("fn {test}")), "{word}: there is no test `{test}`");
+            for (key, lines) in *keys {
+                assert_ne!(source(word, lines, ""), plain, "[source.…] {word}: {key}");
+                let of_all = without(lines, needed);
+                assert!(
+                    of_all.is_empty() || source(word, "", &of_all) != plain,
+                    "[defaults.source.{word}] {key}"
+                );
+                tested.insert((*key).to_owned());
+            }
+        }
+        for line in ["id = 'hash'", "kind = 'text:k'", "key = 'json:/k'"] {
+            assert_ne!(source(word, line, ""), plain, "{word}: {line}");
+            assert_ne!(source(word, "", line), plain, "{word}: {line}");
+        }
+        assert_eq!(tested, leaves(keys(&["defaults", "source", word])), "[defaults.source.{word}]");
+    }
+    for (word, needed) in SINKS {
+        let (plain, texts) = (sink(word, "", ""), texts(word));
+        let mut tested = BTreeSet::new();
+        for (_, test, keys) in OF_SINKS.iter().filter(|proof| proof.0 == *word) {
+            assert!(texts.contains(&format!("fn {test}")), "{word}: there is no test `{test}`");
+            for (key, lines) in *keys {
+                assert_ne!(sink(word, lines, ""), plain, "[sink.…] {word}: {key}");
+                let of_all = without(lines, needed);
+                assert!(
+                    of_all.is_empty() || sink(word, "", &of_all) != plain,
+                    "[defaults.sink.{word}] {key}"
+                );
+                tested.insert((*key).to_owned());
+            }
+        }
+        assert_eq!(tested, leaves(keys(&["defaults", "sink", word])), "[defaults.sink.{word}]");
+    }
+}
+
+/// Without the tables that other keys are in.
+fn leaves(keys: BTreeSet<String>) -> BTreeSet<String> {
+    let is_table = |key: &String| keys.iter().any(|other| other.starts_with(&format!("{key}.")));
+    keys.iter().filter(|key| !is_table(key)).cloned().collect()
 }
 
 /// A table of the reference: its keys, and those of the tables in it.

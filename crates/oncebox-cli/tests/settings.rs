@@ -352,3 +352,63 @@ async fn a_store_that_takes_longer_than_the_time_for_it_is_not_ready() {
     long.kill();
     schema.remove().await;
 }
+
+/// Nobody ever answers; who has less time gives up first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_takes_no_longer_than_its_handler_may() {
+    let silent = Receiver::always("wait").await;
+    let handler = |name: &str, timeout: &str| {
+        let url = silent.url();
+        format!(
+            "[handler.{name}]\non = [\"*\"]\nhttp = \"{url}\"\nmax_attempts = 1\ntimeout = \"{timeout}\"\n"
+        )
+    };
+    let service = Place::new(&[handler("short", "1s"), handler("long", "50s")].concat()).serve(&[]);
+    assert_eq!(service.send("1", "k", "x").await.status, 202);
+    until("one has given up", || async {
+        service.get("/metrics").await.body.contains("oncebox_dead_letters{handler=\"short\"} 1\n")
+    })
+    .await;
+    let metrics = service.get("/metrics").await.body;
+    assert!(metrics.contains("oncebox_dead_letters{handler=\"long\"} 0\n"), "{metrics}");
+    service.kill();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrency_of_the_runner_is_for_handlers_that_say_nothing() {
+    let (plain, own) = (Receiver::always("wait").await, Receiver::always("wait").await);
+    let place = Place::new(&format!(
+        "[run]\nconcurrency = 2\n[handler.plain]\non = [\"*\"]\nhttp = \"{}\"\n\
+         [handler.own]\non = [\"*\"]\nhttp = \"{}\"\nconcurrency = 5\n",
+        plain.url(),
+        own.url()
+    ));
+    let service = place.serve(&[]);
+    for number in 0..12 {
+        assert_eq!(service.send(&number.to_string(), "k", "x").await.status, 202);
+    }
+    until("both are at work", || async { (plain.got().len(), own.got().len()) == (2, 5) }).await;
+    for number in 12..24 {
+        assert_eq!(service.send(&number.to_string(), "k", "x").await.status, 202);
+    }
+    assert_eq!((plain.got().len(), own.got().len()), (2, 5));
+    service.kill();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn level_is_what_is_logged_and_what_is_not() {
+    for (level, is_logged) in [("debug", true), ("info", false)] {
+        let place = Place::new(&format!(
+            "[log]\nlevel = \"{level}\"\n[handler.h]\non = [\"*\"]\nsql = \"select :id\"\n"
+        ));
+        let service = place.serve(&[]);
+        assert_eq!(service.send("1", "k", "x").await.status, 202);
+        until("it is done", || async {
+            service.get("/metrics").await.body.contains("oncebox_done_total{handler=\"h\"} 1\n")
+        })
+        .await;
+        let log = service.log();
+        service.stop();
+        assert_eq!(log.contains("\"level\":\"DEBUG\""), is_logged, "{log}");
+    }
+}

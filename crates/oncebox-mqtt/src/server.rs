@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use oncebox_core::access::without_login;
 use oncebox_core::{Error, ErrorKind};
 use percent_encoding::percent_decode_str;
 use rumqttc::mqttbytes::v5::{ConnectReturnCode, DisconnectReasonCode};
@@ -51,7 +52,7 @@ impl fmt::Debug for Server {
 
 impl Access<'_> {
     pub(crate) fn read(&self) -> Result<Server, Error> {
-        let shown = without_password(self.url);
+        let shown = without_login(self.url);
         let url = Url::parse(self.url).map_err(|error| {
             Error::invalid(format!(
                 "`url`: `{shown}` cannot be read ({error}); write mqtt://HOST:PORT or mqtts://HOST:PORT"
@@ -252,17 +253,4 @@ fn read(setting: &str, file: &Path) -> Result<Vec<u8>, Error> {
     std::fs::read(file).map_err(|error| {
         Error::caused(ErrorKind::Unavailable, format!("`{setting}`: cannot read {}", file.display()), error)
     })
-}
-
-/// The url as it may be shown.
-pub(crate) fn without_password(url: &str) -> String {
-    match Url::parse(url) {
-        Ok(mut url) if url.password().is_some() => {
-            let hidden = url.set_password(Some("***"));
-            if hidden.is_ok() { url.to_string() } else { "***".to_owned() }
-        }
-        Ok(_) => url.to_owned(),
-        // What cannot be read may have a password anywhere before the last `@`.
-        Err(_) => url.rsplit_once('@').map_or_else(|| url.to_owned(), |(_, rest)| format!("***@{rest}")),
-    }
 }

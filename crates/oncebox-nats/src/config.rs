@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use oncebox_core::access::without_login;
 use oncebox_core::mapping::{KEY_HEADER, KIND_HEADER, Mapping};
 use oncebox_core::{Error, durations};
 use serde::Deserialize;
@@ -247,7 +248,7 @@ impl fmt::Debug for NatsSourceConfig {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("NatsSourceConfig")
-            .field("url", &redacted(&self.url))
+            .field("url", &without_login(&self.url))
             .field("auth", &self.auth)
             .field("tls", &self.tls)
             .field("stream", &self.stream)
@@ -373,7 +374,7 @@ impl fmt::Debug for NatsSinkConfig {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("NatsSinkConfig")
-            .field("url", &redacted(&self.url))
+            .field("url", &without_login(&self.url))
             .field("auth", &self.auth)
             .field("tls", &self.tls)
             .field("subject", &self.subject)
@@ -393,25 +394,13 @@ pub(crate) fn default_mapping() -> Mapping {
         .expect("these are places")
 }
 
-/// The addresses without what lets one in.
-pub(crate) fn redacted(url: &str) -> String {
-    let one = |url: &str| match url.rsplit_once('@') {
-        Some((before, host)) => {
-            let scheme = before.split_once("://").map_or("", |(scheme, _)| scheme);
-            format!("{scheme}://…@{host}")
-        }
-        None => url.to_owned(),
-    };
-    url.split(',').map(|url| one(url.trim())).collect::<Vec<_>>().join(",")
-}
-
 fn check_connection(url: &str, auth: &NatsAuth, tls: &NatsTls) -> Result<(), Error> {
     for one in url.split(',') {
         let scheme = one.trim().split_once("://").map(|(scheme, _)| scheme);
         if one.trim().is_empty() || !matches!(scheme, None | Some("nats" | "tls")) {
             return Err(Error::invalid(format!(
                 "url: `{}` is no address of a NATS server; write `nats://HOST:4222` or `tls://HOST:4222`",
-                redacted(one)
+                without_login(one)
             )));
         }
     }

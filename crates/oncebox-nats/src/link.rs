@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr};
+use oncebox_core::access::without_login;
 use oncebox_core::{Error, ErrorKind};
 use tokio::sync::watch;
 
-use crate::config::{NatsAuth, NatsTls, redacted};
+use crate::config::{NatsAuth, NatsTls};
 
 /// Two of these unanswered and the connection is given up, so one that is only half open is noticed in half a minute.
 const PING_EVERY: Duration = Duration::from_secs(10);
@@ -42,7 +43,7 @@ pub(crate) async fn connect(
             ConnectErrorKind::Tls => " (check `tls`)",
             _ => " (is it running? check `url`)",
         };
-        let text = format!("cannot connect to NATS at {}{remedy}", redacted(target.url));
+        let text = format!("cannot connect to NATS at {}{remedy}", without_login(target.url));
         Error::caused(ErrorKind::Unavailable, text, error)
     };
     let servers = servers(target.url)?;
@@ -82,9 +83,9 @@ pub(crate) async fn connect(
 
 fn servers(url: &str) -> Result<Vec<ServerAddr>, Error> {
     let parsed = url.split(',').map(|one| {
-        one.trim()
-            .parse::<ServerAddr>()
-            .map_err(|_| Error::invalid(format!("url: `{}` cannot be read as an address", redacted(one))))
+        one.trim().parse::<ServerAddr>().map_err(|_| {
+            Error::invalid(format!("url: `{}` cannot be read as an address", without_login(one)))
+        })
     });
     parsed.collect()
 }

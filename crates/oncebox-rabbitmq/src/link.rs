@@ -12,13 +12,14 @@ use async_compat::CompatExt;
 use lapin::tcp::{RustlsConnector, RustlsConnectorConfig};
 use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
+use oncebox_core::access::without_login;
 use oncebox_core::{Error, ErrorKind};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
-use crate::config::{Auth, TlsConfig, without_password};
+use crate::config::{Auth, TlsConfig};
 use crate::source::reply_code;
 
 const ACCESS_REFUSED: u16 = 403;
@@ -184,7 +185,7 @@ fn parse(url: &str) -> Result<AMQPUri, Error> {
         Error::invalid(format!(
             "`url` {} is not the address of a server; write amqp://HOST or amqps://HOST, as in \
              amqp://user:password@localhost:5672/vhost",
-            without_password(url)
+            without_login(url)
         ))
     };
     let mut uri: AMQPUri = url.parse().map_err(|_| wrong())?;

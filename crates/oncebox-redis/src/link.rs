@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use oncebox_core::access::without_login;
 use oncebox_core::{Error, ErrorKind};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, RedisError, TlsCertificates, Value};
 
-use crate::config::{RedisTls, redacted};
+use crate::config::RedisTls;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -24,7 +25,7 @@ pub(crate) async fn connect(
         } else {
             "is it running? check `url`"
         };
-        let text = format!("cannot connect to Redis at {} ({remedy})", redacted(url));
+        let text = format!("cannot connect to Redis at {} ({remedy})", without_login(url));
         // Only its own words: the whole of an error about an address may contain the address.
         Error::caused(ErrorKind::Unavailable, text, words(&error))
     };

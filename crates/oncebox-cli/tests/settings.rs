@@ -306,7 +306,7 @@ async fn schema_is_how_tables_begin_and_migrate_says_who_makes_them() {
     assert_eq!(tables, 1);
     let output = Place::new("[store]\nmigrate = false\n").run(&["serve"]);
     let shown = text(&output.stderr);
-    assert!(output.status.code() == Some(2) && shown.contains("oncebox migrate"), "{shown}");
+    assert!(output.status.code() == Some(2) && shown.contains("run `migrate` first"), "{shown}");
 }
 
 /// The database takes the connection and says nothing; who has less time gives up first.
@@ -333,8 +333,8 @@ async fn a_store_that_takes_longer_than_the_time_for_it_is_not_ready() {
     let place = |timeout: &str| {
         Place::new(&format!("{}[health]\ntimeout = \"{timeout}\"\n", schema.store(&schema.url)))
     };
-    let (short, long) = (place("1s"), place("50s"));
-    let (short, long) = (short.serve(&[]), long.serve(&[]));
+    let places = (place("1s"), place("50s"));
+    let (short, long) = (places.0.serve(&[]), places.1.serve(&[]));
     let names = "select tablename::text from pg_tables where schemaname = $1";
     let tables: Vec<String> =
         sqlx::query_scalar(names).bind(&schema.name).fetch_all(&schema.pool).await.unwrap();
@@ -363,7 +363,8 @@ async fn a_call_takes_no_longer_than_its_handler_may() {
             "[handler.{name}]\non = [\"*\"]\nhttp = \"{url}\"\nmax_attempts = 1\ntimeout = \"{timeout}\"\n"
         )
     };
-    let service = Place::new(&[handler("short", "1s"), handler("long", "50s")].concat()).serve(&[]);
+    let place = Place::new(&[handler("short", "1s"), handler("long", "50s")].concat());
+    let service = place.serve(&[]);
     assert_eq!(service.send("1", "k", "x").await.status, 202);
     until("one has given up", || async {
         service.get("/metrics").await.body.contains("oncebox_dead_letters{handler=\"short\"} 1\n")
@@ -399,12 +400,12 @@ async fn concurrency_of_the_runner_is_for_handlers_that_say_nothing() {
 async fn level_is_what_is_logged_and_what_is_not() {
     for (level, is_logged) in [("debug", true), ("info", false)] {
         let place = Place::new(&format!(
-            "[log]\nlevel = \"{level}\"\n[handler.h]\non = [\"*\"]\nsql = \"select :id\"\n"
+            "[log]\nlevel = \"{level}\"\n[handler.h]\non = [\"*\"]\nsql = \"select no_such_function(:id)\"\nmax_attempts = 1\n"
         ));
         let service = place.serve(&[]);
         assert_eq!(service.send("1", "k", "x").await.status, 202);
-        until("it is done", || async {
-            service.get("/metrics").await.body.contains("oncebox_done_total{handler=\"h\"} 1\n")
+        until("it has failed", || async {
+            service.get("/metrics").await.body.contains("oncebox_dead_letters{handler=\"h\"} 1\n")
         })
         .await;
         let log = service.log();

@@ -86,8 +86,7 @@ fn without(lines: &str, others: &str) -> String {
 
 #[test]
 fn the_reference_has_the_defaults_of_the_brokers_crates() {
-    let mut own = RabbitmqSourceConfig::default();
-    own.queue = "q".into();
+    let own = RabbitmqSourceConfig { queue: "q".into(), ..RabbitmqSourceConfig::default() };
     assert_eq!(source("rabbitmq", "", ""), BrokerSource::Rabbitmq(Box::new(own)));
     let mut own = KafkaSourceConfig::default();
     own.topics = vec!["t".into()];
@@ -101,8 +100,7 @@ fn the_reference_has_the_defaults_of_the_brokers_crates() {
     let mut own = MqttSourceConfig::default();
     (own.client_id, own.topic) = ("c".into(), vec!["t".into()]);
     assert_eq!(source("mqtt", "", ""), BrokerSource::Mqtt(Box::new(own)));
-    let mut own = Amqp1SourceConfig::default();
-    own.address = "a".into();
+    let own = Amqp1SourceConfig { address: "a".into(), ..Amqp1SourceConfig::default() };
     assert_eq!(source("amqp1", "", ""), BrokerSource::Amqp1(Box::new(own)));
 
     let own = RabbitmqSinkConfig::default();
@@ -115,8 +113,7 @@ fn the_reference_has_the_defaults_of_the_brokers_crates() {
     own.stream = "s".into();
     assert_eq!(sink("redis", "", ""), BrokerSink::Redis(Box::new(own)));
     assert_eq!(sink("mqtt", "", ""), BrokerSink::Mqtt(Box::default()));
-    let mut own = Amqp1SinkConfig::default();
-    own.address = "a".into();
+    let own = Amqp1SinkConfig { address: "a".into(), ..Amqp1SinkConfig::default() };
     assert_eq!(sink("amqp1", "", ""), BrokerSink::Amqp1(Box::new(own)));
 }
 

@@ -1,14 +1,15 @@
 //! What a user sets; read from TOML or built in Rust.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
 
+pub use oncebox_core::access::TlsConfig;
+use oncebox_core::access::without_login;
 use oncebox_core::mapping::{KIND_HEADER, Mapping};
 use oncebox_core::{Error, durations};
 use serde::Deserialize;
 
-use crate::server::{Access, Server, without_password};
+use crate::server::{Access, Server};
 
 /// Where an [`Amqp1Source`](crate::Amqp1Source) reads from.
 ///
@@ -22,7 +23,7 @@ use crate::server::{Access, Server, without_password};
 /// let source = Amqp1Source::new("orders", config)?;
 /// # Ok::<(), oncebox_core::Error>(())
 /// ```
-#[derive(Clone, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Amqp1SourceConfig {
     /// `amqp://HOST:PORT`, or `amqps://HOST:PORT` with TLS; the ports are 5672 and 5671 unless set.
@@ -63,7 +64,7 @@ pub struct Amqp1SourceConfig {
 /// let sink = Amqp1Sink::new(Amqp1SinkConfig::new("amqp://guest:guest@localhost", "/exchanges/events"))?;
 /// # Ok::<(), oncebox_core::Error>(())
 /// ```
-#[derive(Clone, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Amqp1SinkConfig {
     /// `amqp://HOST:PORT`, or `amqps://HOST:PORT` with TLS; the ports are 5672 and 5671 unless set.
@@ -86,18 +87,6 @@ pub struct Amqp1SinkConfig {
     /// How long connecting may take; 10 s unless set.
     #[serde(with = "durations")]
     pub connect_timeout: Duration,
-}
-
-/// Files, in PEM, for `amqps://`. They are read again for each connection.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TlsConfig {
-    /// The authorities to trust, instead of those of the system.
-    pub ca: Option<PathBuf>,
-    /// Our own certificate, with `key`, where the server asks for one.
-    pub certificate: Option<PathBuf>,
-    /// The private key of that certificate.
-    pub key: Option<PathBuf>,
 }
 
 impl Default for Amqp1SourceConfig {
@@ -243,7 +232,7 @@ impl fmt::Debug for Amqp1SourceConfig {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("Amqp1SourceConfig")
-            .field("url", &without_password(&self.url))
+            .field("url", &without_login(&self.url))
             .field("address", &self.address)
             .field("prefetch", &self.prefetch)
             .field("username", &self.username)
@@ -256,7 +245,7 @@ impl fmt::Debug for Amqp1SinkConfig {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("Amqp1SinkConfig")
-            .field("url", &without_password(&self.url))
+            .field("url", &without_login(&self.url))
             .field("address", &self.address)
             .field("username", &self.username)
             .finish_non_exhaustive()

@@ -19,7 +19,7 @@ use crate::config::Amqp1SourceConfig;
 use crate::server::{Opened, Server};
 
 /// How long saying goodbye may take.
-const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+pub(crate) const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the connection hands to the source.
 #[derive(Debug)]
@@ -56,8 +56,9 @@ impl Receiving {
             },
             () = arrivals.closed() => return self.server.error("the source is gone"),
         };
-        let error = match self.attach(&mut opened).await {
-            Ok(mut link) => {
+        let error = match attach(&self.server, self.config.connect_timeout, &mut opened).await {
+            Ok(receiver) => {
+                let mut link = Link { receiver, unsettled: 0, returned: Vec::new() };
                 self.attached.store(true, Ordering::Relaxed);
                 let error = tokio::select! {
                     error = self.work(&mut link) => error,
@@ -70,23 +71,6 @@ impl Receiving {
         };
         let _ = tokio::time::timeout(LEAVE_WITHIN, opened.close()).await;
         error
-    }
-
-    async fn attach(&self, opened: &mut Opened) -> Result<Link, Error> {
-        let attaching = Receiver::builder()
-            .name(format!("oncebox-{}", uuid::Uuid::now_v7()))
-            .source(self.server.address.as_str())
-            // First: our word settles. A lost one makes a duplicate, which we drop; waiting for the server's answer would
-            // gain nothing.
-            .receiver_settle_mode(ReceiverSettleMode::First)
-            .credit_mode(CreditMode::Manual)
-            .auto_accept(false)
-            .attach(&mut opened.session);
-        let receiver = tokio::time::timeout(self.config.connect_timeout, attaching).await;
-        let receiver =
-            receiver.map_err(|_| self.server.error("it did not answer within `connect_timeout`"))?;
-        let receiver = receiver.map_err(|error| self.server.caused("it does not let us receive", error))?;
-        Ok(Link { receiver, unsettled: 0, returned: Vec::new() })
     }
 
     async fn work(&mut self, link: &mut Link) -> Error {
@@ -144,6 +128,33 @@ impl Receiving {
             }
         }
     }
+}
+
+/// Looks whether the server lets us receive. Gives no credit, so nothing comes.
+pub(crate) async fn look(server: &Server, connect_timeout: Duration) -> Result<(), Error> {
+    let mut opened = server.open().await?;
+    let receiver = attach(server, connect_timeout, &mut opened).await?;
+    let leaving = async {
+        let _ = receiver.close().await;
+        opened.close().await;
+    };
+    let _ = tokio::time::timeout(LEAVE_WITHIN, leaving).await;
+    Ok(())
+}
+
+async fn attach(server: &Server, connect_timeout: Duration, opened: &mut Opened) -> Result<Receiver, Error> {
+    let attaching = Receiver::builder()
+        .name(format!("oncebox-{}", uuid::Uuid::now_v7()))
+        .source(server.address.as_str())
+        // First: our word settles. A lost one makes a duplicate, which we drop; waiting for the server's answer would
+        // gain nothing.
+        .receiver_settle_mode(ReceiverSettleMode::First)
+        .credit_mode(CreditMode::Manual)
+        .auto_accept(false)
+        .attach(&mut opened.session);
+    let receiver = tokio::time::timeout(connect_timeout, attaching).await;
+    let receiver = receiver.map_err(|_| server.error("it did not answer within `connect_timeout`"))?;
+    receiver.map_err(|error| server.caused("it does not let us receive", error))
 }
 
 struct Link {

@@ -9,6 +9,7 @@ use fe2o3_amqp::connection::{ConnectionHandle, OpenError};
 use fe2o3_amqp::sasl_profile::SaslProfile;
 use fe2o3_amqp::session::SessionHandle;
 use fe2o3_amqp::{Connection, Session};
+use oncebox_core::access::without_login;
 use oncebox_core::{Error, ErrorKind};
 use percent_encoding::percent_decode_str;
 use tokio::net::TcpStream;
@@ -62,7 +63,7 @@ pub(crate) struct Opened {
 
 impl Access<'_> {
     pub(crate) fn read(&self) -> Result<Server, Error> {
-        let shown = without_password(self.url);
+        let shown = without_login(self.url);
         let url = Url::parse(self.url).map_err(|error| {
             Error::invalid(format!(
                 "`url`: `{shown}` cannot be read ({error}); write amqp://HOST:PORT or amqps://HOST:PORT"
@@ -153,12 +154,13 @@ impl Server {
     /// Connects and begins a session.
     pub(crate) async fn open(&self) -> Result<Opened, Error> {
         let opening = tokio::time::timeout(self.connect_timeout, self.open_slowly()).await;
-        opening.map_err(|_| self.error("it did not answer within `connect_timeout`"))?
+        opening.map_err(|_| self.error("it did not answer within `connect_timeout`; check `url`"))?
     }
 
     async fn open_slowly(&self) -> Result<Opened, Error> {
         let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
-        let stream = stream.map_err(|error| self.caused("cannot connect", error))?;
+        let away = "cannot connect (is it running? check `url`)";
+        let stream = stream.map_err(|error| self.caused(away, error))?;
         stream.set_nodelay(true).map_err(|error| self.caused("cannot connect", error))?;
         // A little later than the client itself would notice, whose error says more.
         let silence = Duration::from_millis(u64::from(self.idle_timeout) + 200);
@@ -253,17 +255,4 @@ fn read_certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String
 
 fn unreadable(setting: &str, file: &Path) -> String {
     format!("`{setting}`: cannot read {}", file.display())
-}
-
-/// The url as it may be shown.
-pub(crate) fn without_password(url: &str) -> String {
-    match Url::parse(url) {
-        Ok(mut url) if url.password().is_some() => {
-            let hidden = url.set_password(Some("***"));
-            if hidden.is_ok() { url.to_string() } else { "***".to_owned() }
-        }
-        Ok(_) => url.to_owned(),
-        // What cannot be read may have a password anywhere before the last `@`.
-        Err(_) => url.rsplit_once('@').map_or_else(|| url.to_owned(), |(_, rest)| format!("***@{rest}")),
-    }
 }

@@ -8,6 +8,7 @@ use tokio::sync::Mutex;
 
 use crate::config::Amqp1SinkConfig;
 use crate::lot::{Answer, Lot};
+use crate::receiving::LEAVE_WITHIN;
 use crate::server::{Opened, Server};
 
 /// Sends messages and takes one as sent when the server has accepted it.
@@ -100,5 +101,15 @@ impl Sink for Amqp1Sink {
 
     fn keeps_order(&self) -> bool {
         true
+    }
+
+    async fn check(&self) -> Result<Option<String>, Error> {
+        let link = self.connect().await?;
+        let leaving = async {
+            let _ = link.sender.close().await;
+            link.opened.close().await;
+        };
+        let _ = tokio::time::timeout(LEAVE_WITHIN, leaving).await;
+        Ok(Some(format!("address `{}`, which takes messages", self.server.address)))
     }
 }

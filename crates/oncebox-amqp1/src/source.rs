@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::Amqp1SourceConfig;
 use crate::delivery;
-use crate::receiving::{Arrived, Receiving, Settled};
+use crate::receiving::{self, Arrived, Receiving, Settled};
 use crate::server::Server;
 
 /// How long telling the server may take before settling has failed.
@@ -157,5 +157,10 @@ impl Source for Amqp1Source {
                 .as_ref()
                 .is_some_and(|link| link.attached.load(Ordering::Relaxed) && !link.task.is_finished()),
         )
+    }
+
+    async fn check(&mut self) -> Result<Option<String>, Error> {
+        receiving::look(&self.server, self.config.connect_timeout).await?;
+        Ok(Some(format!("address `{}`, which lets us receive", self.server.address)))
     }
 }

@@ -204,6 +204,9 @@ async fn only_who_knows_the_password_is_let_in() {
     let config = Amqp1SinkConfig::new(&url, format!("/amq/queue/{queue}"));
     let good = Amqp1Sink::new(config.clone().credentials("guest", "guest")).unwrap();
     assert_eq!(good.send(&[Message::new("k", "x")]).await.unwrap(), [Ok(())]);
+    let config_of_source = Amqp1SourceConfig::new(&url, format!("/amq/queue/{queue}"));
+    source(config_of_source.clone().credentials("guest", "guest")).check().await.unwrap();
+    assert!(source(config_of_source.credentials("guest", "wrong-secret")).check().await.is_err());
     let bad = Amqp1Sink::new(config.credentials("guest", "wrong-secret")).unwrap();
     let error = bad.send(&[Message::new("k", "x")]).await.unwrap_err().to_string();
     assert!(!error.contains("wrong-secret"), "{error}");

@@ -15,7 +15,13 @@ pub(crate) fn start() {
     tracing_subscriber::registry().with(human::<Registry>("error")).init();
 }
 
-/// The same, with a listener of the command's own.
+/// For a command that reports what goes wrong itself; the libraries below would only tell it again.
+#[cfg(feature = "serve")]
+pub(crate) fn start_silent() {
+    tracing_subscriber::registry().with(human::<Registry>("off")).init();
+}
+
+/// For commands that a person waits for, with a listener of the command's own.
 pub(crate) fn start_with<L>(own: L)
 where
     L: Layer<tracing_subscriber::layer::Layered<Human, Registry>> + Send + Sync,
@@ -72,6 +78,7 @@ fn filter(level: &str) -> EnvFilter {
     match (EnvFilter::try_from_env(VARIABLE), "async_nats=warn".parse()) {
         // The debug lines of this client hold the address with the password.
         (Ok(filter), Ok(directive)) => filter.add_directive(directive),
+        _ if level == "off" => EnvFilter::new("off"),
         // The level is about Oncebox. What the libraries below tell of each step is of no use here, and some of it is
         // the user's data.
         _ => {

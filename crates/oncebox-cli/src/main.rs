@@ -63,6 +63,8 @@ fn main() -> ExitCode {
         // Logs as its configuration says.
         #[cfg(feature = "serve")]
         Command::Serve(_) => {}
+        #[cfg(feature = "serve")]
+        Command::Check(_) => log::start_silent(),
         Command::Bench(_) => log::start_with(bench::statement_counter()),
         _ => log::start(),
     }

@@ -228,9 +228,9 @@ async fn every_wrong_guess_gets_the_same_answer_and_the_right_token_still_works(
     assert_eq!(service.ask_as(&reader, "GET", "/api/v1/status", None).await.status, 200);
 }
 
-/// Security rule 26: whoever guesses from one address is slowed down, and nobody at another one.
+/// Whoever guesses from one address is slowed down, and nobody at another one.
 #[tokio::test(flavor = "multi_thread")]
-async fn rule_26_an_address_that_guesses_has_to_wait_and_no_other() {
+async fn an_address_that_guesses_has_to_wait_and_no_other() {
     let place = guessed(10);
     let service = place.serve(&[]);
     for _ in 0..30 {

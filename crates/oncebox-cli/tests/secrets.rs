@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use oncebox_testkit::until;
+use serde_json::Value;
 use support::receiver::{Receiver, status};
 use support::{Place, text};
 
@@ -15,29 +16,54 @@ use support::{Place, text};
 const CANARY: &str = "canary";
 
 /// Sources and sinks on brokers that nobody reaches, as far as they are built in.
+///
+/// A message goes to each of the sinks.
 fn brokers() -> String {
     let mut all = String::new();
     let mut add = |is_built_in: bool, section: &str| {
-        if is_built_in {
-            all.push_str(section);
+        if !is_built_in {
+            return;
         }
+        all.push_str(section);
+        let sink = section.split("[sink.").nth(1).unwrap().split(']').next().unwrap();
+        all.push_str(&format!("[handler.to-{sink}]\non = [\"*\"]\nsink = \"{sink}\"\n"));
     };
     add(
         cfg!(feature = "nats"),
         "[source.nats]\ntype = \"nats\"\nurl = \"nats://user:${BROKER}@127.0.0.1:1\"\nstream = \"S\"\nconsumer = \"c\"\n\
-         [sink.nats]\ntype = \"nats\"\nurl = \"nats://user:${BROKER}@127.0.0.1:1\"\nprefix = \"events\"\n",
+         [sink.nats]\ntype = \"nats\"\nurl = \"nats://127.0.0.1:1\"\nauth = { user = \"u\", password = \"${BROKER}\" }\n\
+         prefix = \"events\"\n",
     );
     add(
         cfg!(feature = "rabbitmq"),
-        "[source.rabbit]\ntype = \"rabbitmq\"\nurl = \"amqp://user:${BROKER}@127.0.0.1:1\"\nqueue = \"q\"\n",
+        "[source.rabbit]\ntype = \"rabbitmq\"\nurl = \"amqp://user:${BROKER}@127.0.0.1:1\"\nqueue = \"q\"\n\
+         [sink.rabbit]\ntype = \"rabbitmq\"\nurl = \"amqp://127.0.0.1:1\"\npassword = \"${BROKER}\"\n",
     );
     add(
         cfg!(feature = "redis"),
-        "[source.redis]\ntype = \"redis\"\nurl = \"redis://user:${BROKER}@127.0.0.1:1\"\nstream = \"s\"\ngroup = \"g\"\n",
+        "[source.redis]\ntype = \"redis\"\nurl = \"redis://user:${BROKER}@127.0.0.1:1\"\nstream = \"s\"\ngroup = \"g\"\n\
+         [sink.redis]\ntype = \"redis\"\nurl = \"redis://user:${BROKER}@127.0.0.1:1\"\nstream = \"s\"\n",
     );
     add(
         cfg!(feature = "amqp1"),
-        "[source.amqp]\ntype = \"amqp1\"\nurl = \"amqp://user:${BROKER}@127.0.0.1:1\"\naddress = \"q\"\n",
+        "[source.amqp]\ntype = \"amqp1\"\nurl = \"amqp://user:${BROKER}@127.0.0.1:1\"\naddress = \"q\"\n\
+         [sink.amqp]\ntype = \"amqp1\"\nurl = \"amqp://127.0.0.1:1\"\nusername = \"${BROKER}\"\npassword = \"${BROKER}\"\n\
+         address = \"q\"\n",
+    );
+    add(
+        cfg!(feature = "mqtt"),
+        "[source.mqtt]\ntype = \"mqtt\"\nurl = \"mqtt://${BROKER}:${BROKER}@127.0.0.1:1\"\nclient_id = \"c\"\n\
+         topic = \"t\"\n\
+         [sink.mqtt]\ntype = \"mqtt\"\nurl = \"mqtt://127.0.0.1:1\"\nusername = \"${BROKER}\"\npassword = \"${BROKER}\"\n",
+    );
+    let sasl = "{ \"security.protocol\" = \"sasl_plaintext\", \"sasl.mechanism\" = \"PLAIN\", \
+                \"sasl.username\" = \"${BROKER}\", \"sasl.password\" = \"${BROKER}\", \"debug\" = \"all\" }";
+    add(
+        cfg!(feature = "kafka"),
+        &format!(
+            "[source.kafka]\ntype = \"kafka\"\nbrokers = \"127.0.0.1:1\"\ntopic = \"t\"\nproperties = {sasl}\n\
+             [sink.kafka]\ntype = \"kafka\"\nbrokers = \"127.0.0.1:1\"\ntopic = \"t\"\nproperties = {sasl}\n"
+        ),
     );
     all
 }
@@ -75,6 +101,9 @@ async fn no_secret_is_ever_shown() {
         let output = place.run(arguments);
         shown.push(format!("{}{}", text(&output.stdout), text(&output.stderr)));
     }
+    // Whoever looks for a fault asks for every line there is.
+    let output = place.command(&["check"]).env("ONCEBOX_LOG", "trace").output().unwrap();
+    shown.push(format!("{}{}", text(&output.stdout), text(&output.stderr)));
     let service = place.serve(&[]);
     let bearer = ("authorization", "Bearer canary-token-canary-token-1");
     let headers =
@@ -102,6 +131,14 @@ async fn no_secret_is_ever_shown() {
         let log = service.log();
         log.matches("deliveries became dead letters").count() >= 3
             && log.contains("outgoing messages were refused for good")
+    })
+    .await;
+    let known = service.request("GET", "/api/v1/sources", &[bearer], b"").await.unwrap().json();
+    let brokers = known["sources"].as_array().unwrap().iter().filter(|one| one["type"] != "http").count();
+    until("every broker was found to be away", || async {
+        let sources = service.request("GET", "/api/v1/sources", &[bearer], b"").await.unwrap().json();
+        let away = |one: &&Value| one["type"] != "http" && one["error"].is_string();
+        sources["sources"].as_array().unwrap().iter().filter(away).count() == brokers
     })
     .await;
     for path in ["status", "handlers", "deliveries", "outbox", "conflicts", "sources", "sinks"] {
@@ -133,6 +170,68 @@ async fn no_secret_is_ever_shown() {
         "signature is missing or wrong",
     ] {
         assert!(all.contains(word), "{word}");
+    }
+    for (is_built_in, word) in [
+        (cfg!(feature = "mqtt"), "MQTT server 127.0.0.1:1: it cannot be reached"),
+        (cfg!(feature = "kafka"), "no broker answers at 127.0.0.1:1"),
+        (cfg!(feature = "amqp1"), "AMQP server 127.0.0.1:1"),
+    ] {
+        assert!(!is_built_in || shown[0].contains(word), "{word}: {}", shown[0]);
+    }
+}
+
+/// A setting that is refused may be a secret in the wrong place.
+#[cfg(all(feature = "kafka", feature = "mqtt", feature = "nats"))]
+#[test]
+fn no_secret_of_a_broker_is_in_an_error_about_the_configuration() {
+    for section in [
+        "[source.a]\ntype = \"kafka\"\ntopic = \"t\"\nproperties = { \"security.protocol\" = \"canary\" }\n",
+        "[source.a]\ntype = \"kafka\"\ntopic = \"t\"\nproperties = { \"sasl.password\" = [\"canary\"] }\n",
+        "[source.a]\ntype = \"kafka\"\ntopic = \"t\"\nstart = \"canary\"\n",
+        "[sink.a]\ntype = \"kafka\"\ntopic = \"t\"\nproperties = { \"sasl.pasword\" = \"canary\" }\n",
+        "[sink.a]\ntype = \"mqtt\"\nurl = \"mqtt://u:canary@h/path\"\n",
+        "[sink.a]\ntype = \"mqtt\"\nurl = \"http://u:canary@h\"\n",
+        "[sink.a]\ntype = \"mqtt\"\nurl = \"mqtt://u:canary@h:port\"\n",
+        "[sink.a]\ntype = \"mqtt\"\npassword = \"canary\"\n",
+        "[sink.a]\ntype = \"mqtt\"\nusername = { a = \"canary\" }\n",
+        "[sink.a]\ntype = \"nats\"\nauth = { token = \"canary\", nkey = \"canary\" }\n",
+        "[sink.a]\ntype = \"nats\"\nauth = \"canary\"\n",
+    ] {
+        for arguments in [&["check"][..], &["check", "--json"], &["serve"]] {
+            let output = Place::new(section).run(arguments);
+            let shown = format!("{}{}", text(&output.stdout), text(&output.stderr));
+            assert!(!output.status.success() && shown.contains("oncebox.toml:"), "{section}: {shown}");
+            assert!(!shown.contains("canary"), "{section}: {shown}");
+        }
+    }
+}
+
+/// A file that others can read holds no password.
+#[cfg(all(feature = "kafka", feature = "mqtt", feature = "nats"))]
+#[test]
+fn secrets_of_brokers_must_be_private() {
+    let mode = |mode| <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(mode);
+    for (lines, is_secret) in [
+        ("type = \"mqtt\"\nurl = \"mqtt://u:canary@127.0.0.1:1\"\n", true),
+        ("type = \"mqtt\"\nurl = \"mqtt://127.0.0.1:1\"\nusername = \"u\"\npassword = \"canary\"\n", true),
+        (
+            "type = \"mqtt\"\nurl = \"mqtt://127.0.0.1:1\"\nusername = \"u\"\npassword = \"${BROKER}\"\n",
+            false,
+        ),
+        ("type = \"nats\"\nurl = \"nats://canary@127.0.0.1:1\"\n", true),
+        ("type = \"nats\"\nurl = \"nats://127.0.0.1:1\"\nauth = { token = \"canary\" }\n", true),
+        ("type = \"nats\"\nurl = \"nats://127.0.0.1:1\"\n", false),
+        (
+            "type = \"kafka\"\nbrokers = \"127.0.0.1:1\"\ntopic = \"t\"\nproperties = { \"sasl.password\" = \"canary\" }\n",
+            true,
+        ),
+    ] {
+        let place = Place::new(&format!("[sink.a]\n{lines}")).variable("BROKER", "canary");
+        std::fs::set_permissions(place.path().join("oncebox.toml"), mode(0o644)).unwrap();
+        let output = place.run(&["check"]);
+        let shown = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        assert_eq!(shown.contains("chmod 600"), is_secret, "{lines}: {shown}");
+        assert!(!shown.contains("canary"), "{lines}: {shown}");
     }
 }
 

@@ -247,14 +247,23 @@ async fn metrics_tell_what_was_received_done_and_dead() {
 
 #[test]
 fn check_says_what_would_run_and_what_would_not() {
-    let place = Place::new("[handler.h]\non = [\"*\"]\nsql = \"insert into t values (:id)\"\n");
+    let handler = "[handler.h]\non = [\"*\"]\nsql = \"insert into t values (:id)\"\n";
+    let place = Place::new(&format!("[store]\nmigrate = false\n{handler}"));
+    let output = place.run(&["check"]);
+    assert_eq!(output.status.code(), Some(1), "nobody would make the file: {}", text(&output.stdout));
+    assert!(text(&output.stdout).contains("run `oncebox migrate`, or set `migrate = true`"));
+    let place = Place::new("[store]\nurl = \"sqlite:nowhere/x.db\"\n");
+    let output = place.run(&["check"]);
+    assert_eq!(output.status.code(), Some(1), "nobody would make the folder: {}", text(&output.stdout));
+    let place = Place::new(handler);
     let output = place.run(&["check", "--json"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
         (output.status.code(), &report["good"]),
-        (Some(1), &Value::Bool(false)),
-        "there is no file yet: {report}"
+        (Some(0), &Value::Bool(true)),
+        "there is no file yet, and it would be made: {report}"
     );
+    assert!(report["findings"][0]["does"].as_str().unwrap().contains("would be created"), "{report}");
     assert!(!place.database().exists(), "looking makes nothing");
     assert!(place.run(&["migrate"]).status.success());
     let problem = |output: &std::process::Output| -> Vec<String> {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use oncebox_testkit::until;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgPool, SqlitePool};
-use support::receiver::Receiver;
+use support::receiver::{Receiver, status};
 use support::{Place, not_run, text};
 
 /// Two hours, in the microseconds of the store.
@@ -120,7 +120,11 @@ impl Schema {
 
     async fn remove(self) {
         let sql = format!("drop schema if exists \"{}\" cascade", self.name);
-        sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
+        // A statement that nobody waits for any more may still hold a table: then one of the two is asked to try again.
+        while let Err(error) = sqlx::query(AssertSqlSafe(sql.clone())).execute(&self.pool).await {
+            let code = error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned());
+            assert_eq!(code.as_deref(), Some("40P01"), "{error}");
+        }
     }
 }
 
@@ -205,4 +209,208 @@ async fn relaxed_durability_accepts_what_can_lose_messages() {
     assert_eq!(service.send("1", "k", "x").await.status, 202);
     service.stop();
     schema.remove().await;
+}
+
+/// An outgoing message: its sink, whether it is dead, how often it was tried, and the last error.
+type Outgoing = (String, bool, i64, Option<String>);
+
+async fn outbox(pool: &SqlitePool) -> Vec<Outgoing> {
+    let sql = "select sink, dead, attempts, last_error from oncebox_outbox";
+    sqlx::query_as(sql).fetch_all(pool).await.unwrap()
+}
+
+fn is_dead(outbox: &[Outgoing], sink: &str) -> bool {
+    outbox.iter().any(|(own, dead, ..)| own == sink && *dead)
+}
+
+/// Whoever may wait longer, try more often or try again later still waits when the others have given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sink_waits_and_tries_again_as_it_is_told() {
+    let silent = Receiver::always("wait").await;
+    let busy = Receiver::start(|_, _| status("503 Busy", "", "a long explanation of it")).await;
+    let sink = |name: &str, url: String, lines: &str| {
+        format!(
+            "[handler.{name}]\non = [\"*\"]\nsink = \"{name}\"\n[sink.{name}]\ntype = \"http\"\nurl = \"{url}\"\n{lines}\n"
+        )
+    };
+    let soon = "backoff = { first = \"1ms\", max = \"2ms\" }";
+    let place = Place::new(
+        &[
+            sink("short", silent.url(), "timeout = \"1s\"\nmax_attempts = 1"),
+            sink("long", silent.url(), "timeout = \"25s\"\nmax_attempts = 1"),
+            sink("often", busy.url(), &format!("max_attempts = 3\nmax_response = \"7B\"\n{soon}")),
+            sink("seldom", busy.url(), "max_attempts = 3\nbackoff = { first = \"1h\", max = \"1h\" }"),
+        ]
+        .concat(),
+    );
+    let service = place.serve(&[]);
+    let pool = place.open().await;
+    assert_eq!(service.send("1", "k", "x").await.status, 202);
+    until("two have given up", || async {
+        let outbox = outbox(&pool).await;
+        is_dead(&outbox, "short") && is_dead(&outbox, "often")
+    })
+    .await;
+    let outbox = outbox(&pool).await;
+    assert!(!is_dead(&outbox, "long") && !is_dead(&outbox, "seldom"), "{outbox:?}");
+    let of = |sink: &str| outbox.iter().find(|row| row.0 == sink).unwrap().clone();
+    assert_eq!((of("often").2, of("seldom").2), (3, 1), "{outbox:?}");
+    let (cut, whole) = (of("often").3.unwrap(), of("seldom").3.unwrap());
+    assert!(cut.contains("a long") && !cut.contains("explanation"), "{cut}");
+    assert!(whole.contains("a long explanation of it"), "{whole}");
+}
+
+/// The same for brokers, whose relay has a table of its own, and `inline`, with which nothing is stored.
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread")]
+async fn the_relay_of_a_broker_and_inline_are_as_they_are_told() {
+    let server = xtask::redis::PrivateRedis::start();
+    let Some(server) = xtask::server::if_installed(server, xtask::steps::BROKERS_VARIABLE) else { return };
+    let sink = |name: &str, relay: &str| {
+        format!(
+            "[handler.{name}]\non = [\"*\"]\nsink = \"{name}\"\n[sink.{name}]\ntype = \"redis\"\nstream = \"absent\"\n\
+             create = false\nrelay = {{ {relay} }}\n"
+        )
+    };
+    let source = |name: &str, inline: bool| {
+        format!(
+            "[source.{name}]\ntype = \"redis\"\nstream = \"{name}\"\ngroup = \"g\"\ncreate = true\ninline = {inline}\n"
+        )
+    };
+    let place = Place::new(&format!(
+        "[defaults.source.redis]\nurl = \"{0}\"\n[defaults.sink.redis]\nurl = \"{0}\"\n{1}{2}{3}{4}",
+        server.url(),
+        sink("often", "max_attempts = 3, backoff = { first = \"1ms\", max = \"2ms\" }"),
+        sink("seldom", "max_attempts = 3, backoff = { first = \"1h\", max = \"1h\" }"),
+        source("stored", false),
+        source("inline", true),
+    ));
+    let _service = place.serve(&[]);
+    let pool = place.open().await;
+    for stream in ["stored", "inline"] {
+        support::redis::redis(server.port(), &format!("XADD {stream} * id 1 kind k payload x"));
+    }
+    let of = |outbox: &[Outgoing], sink: &str| -> Vec<(bool, i64)> {
+        outbox.iter().filter(|row| row.0 == sink).map(|row| (row.1, row.2)).collect()
+    };
+    until("one has given up on both", || async { of(&outbox(&pool).await, "often") == [(true, 3); 2] }).await;
+    until("the other has tried both", || async { of(&outbox(&pool).await, "seldom") == [(false, 1); 2] })
+        .await;
+    let stored: Vec<String> =
+        sqlx::query_scalar("select scope from oncebox_log").fetch_all(&pool).await.unwrap();
+    assert_eq!(stored, ["stored"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn schema_is_how_tables_begin_and_migrate_says_who_makes_them() {
+    let place = Place::new("[store]\nschema = \"shop_\"\n");
+    place.serve(&[]).stop();
+    let tables = "select count(*) from sqlite_master where name = 'shop_log'";
+    let tables: i64 = sqlx::query_scalar(tables).fetch_one(&place.open().await).await.unwrap();
+    assert_eq!(tables, 1);
+    let output = Place::new("[store]\nmigrate = false\n").run(&["serve"]);
+    let shown = text(&output.stderr);
+    assert!(output.status.code() == Some(2) && shown.contains("run `migrate` first"), "{shown}");
+}
+
+/// The database takes the connection and says nothing; who has less time gives up first.
+#[test]
+fn connect_timeout_is_how_long_a_database_may_take() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = |timeout: &str| {
+        let url = format!("postgres://u@{}/shop", silent.local_addr().unwrap());
+        Place::new(&format!("[store]\nurl = \"{url}\"\nconnect_timeout = \"{timeout}\"\n"))
+    };
+    let (short, long) = (place("1s"), place("50s"));
+    let mut waiting = long.command(&["serve"]).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let output = short.run(&["serve"]);
+    let still_waits = waiting.try_wait().unwrap().is_none();
+    waiting.kill().unwrap();
+    waiting.wait().unwrap();
+    assert!(output.status.code() == Some(2) && still_waits, "{}", text(&output.stderr));
+}
+
+/// Nobody gets an answer from the store; who has less time says so first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_takes_longer_than_the_time_for_it_is_not_ready() {
+    let Some(schema) = Schema::new("the time for health").await else { return };
+    let place = |timeout: &str| {
+        Place::new(&format!("{}[health]\ntimeout = \"{timeout}\"\n", schema.store(&schema.url)))
+    };
+    let places = (place("1s"), place("50s"));
+    let (short, long) = (places.0.serve(&[]), places.1.serve(&[]));
+    // Nothing else: two locks could wait for each other.
+    let mut lock = schema.pool.begin().await.unwrap();
+    let sql = format!("lock table \"{}\".handler in access exclusive mode", schema.name);
+    sqlx::query(AssertSqlSafe(sql)).execute(&mut *lock).await.unwrap();
+    tokio::select! {
+        answer = short.get("/health/ready") => assert_eq!(answer.status, 503),
+        answer = long.get("/health/ready") => panic!("it had more time: {answer:?}"),
+    }
+    lock.rollback().await.unwrap();
+    // In good order: what a killed process has begun goes on in the database, and would lock what is removed.
+    short.stop();
+    long.stop();
+    schema.remove().await;
+}
+
+/// Nobody ever answers; who has less time gives up first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_takes_no_longer_than_its_handler_may() {
+    let silent = Receiver::always("wait").await;
+    let handler = |name: &str, timeout: &str| {
+        let url = silent.url();
+        format!(
+            "[handler.{name}]\non = [\"*\"]\nhttp = \"{url}\"\nmax_attempts = 1\ntimeout = \"{timeout}\"\n"
+        )
+    };
+    let place = Place::new(&[handler("short", "1s"), handler("long", "50s")].concat());
+    let service = place.serve(&[]);
+    assert_eq!(service.send("1", "k", "x").await.status, 202);
+    until("one has given up", || async {
+        service.get("/metrics").await.body.contains("oncebox_dead_letters{handler=\"short\"} 1\n")
+    })
+    .await;
+    let metrics = service.get("/metrics").await.body;
+    assert!(metrics.contains("oncebox_dead_letters{handler=\"long\"} 0\n"), "{metrics}");
+    service.kill();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrency_of_the_runner_is_for_handlers_that_say_nothing() {
+    let (plain, own) = (Receiver::always("wait").await, Receiver::always("wait").await);
+    let place = Place::new(&format!(
+        "[run]\nconcurrency = 2\n[handler.plain]\non = [\"*\"]\nhttp = \"{}\"\n\
+         [handler.own]\non = [\"*\"]\nhttp = \"{}\"\nconcurrency = 5\n",
+        plain.url(),
+        own.url()
+    ));
+    let service = place.serve(&[]);
+    for number in 0..12 {
+        assert_eq!(service.send(&number.to_string(), "k", "x").await.status, 202);
+    }
+    until("both are at work", || async { (plain.got().len(), own.got().len()) == (2, 5) }).await;
+    for number in 12..24 {
+        assert_eq!(service.send(&number.to_string(), "k", "x").await.status, 202);
+    }
+    assert_eq!((plain.got().len(), own.got().len()), (2, 5));
+    service.kill();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn level_is_what_is_logged_and_what_is_not() {
+    for (level, is_logged) in [("debug", true), ("info", false)] {
+        let place = Place::new(&format!(
+            "[log]\nlevel = \"{level}\"\n[handler.h]\non = [\"*\"]\nsql = \"select no_such_function(:id)\"\nmax_attempts = 1\n"
+        ));
+        let service = place.serve(&[]);
+        assert_eq!(service.send("1", "k", "x").await.status, 202);
+        until("it has failed", || async {
+            service.get("/metrics").await.body.contains("oncebox_dead_letters{handler=\"h\"} 1\n")
+        })
+        .await;
+        let log = service.log();
+        service.stop();
+        assert_eq!(log.contains("\"level\":\"DEBUG\""), is_logged, "{log}");
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! Use the `oncebox` crate in a service; use this one to write a store, a source or a sink.
 
+pub mod access;
 pub mod admin;
 pub mod clock;
 mod counters;

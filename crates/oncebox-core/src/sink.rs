@@ -27,6 +27,15 @@ pub trait Sink: Send + Sync + 'static {
     fn keeps_order(&self) -> bool {
         false
     }
+
+    /// Connects and looks for the place it would send to; answers what it found, for people, or `None` when it cannot
+    /// look.
+    ///
+    /// Sends nothing and creates nothing. Fails when the sink would not work, with the address and the remedy. May be
+    /// dropped at a time limit.
+    fn check(&self) -> impl Future<Output = Result<Option<String>, Error>> + Send {
+        async { Ok(None) }
+    }
 }
 
 /// Why one message was not sent.

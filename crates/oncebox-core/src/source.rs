@@ -44,6 +44,14 @@ pub trait Source: Send + 'static {
     fn connected(&self) -> Option<bool> {
         None
     }
+
+    /// Connects and looks for what it would read; answers what it found, for people, or `None` when it cannot look.
+    ///
+    /// Takes no message, creates nothing and disturbs nobody who reads already. Fails when the source would not work,
+    /// with the address and the remedy. May be dropped at a time limit.
+    fn check(&mut self) -> impl Future<Output = Result<Option<String>, Error>> + Send {
+        async { Ok(None) }
+    }
 }
 
 /// A message with what is needed to settle it.

@@ -17,6 +17,7 @@
 //! header without a value is one with an empty value.
 
 mod config;
+mod look;
 mod member;
 mod partitions;
 mod record;

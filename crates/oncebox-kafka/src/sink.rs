@@ -13,6 +13,7 @@ use rdkafka::{ClientConfig, ClientContext};
 use tokio::sync::Notify;
 
 use crate::config::{KafkaSinkConfig, refused};
+use crate::look;
 use crate::record;
 
 /// How long to wait while the producer's own queue is full.
@@ -141,6 +142,10 @@ impl Sink for KafkaSink {
             return Err(error);
         }
         Ok(answers.into_iter().map(|answer| answer.map_err(Refusal::into_failure)).collect())
+    }
+
+    async fn check(&self) -> Result<Option<String>, Error> {
+        look::for_sink(self.client.clone(), self.topic.clone()).await.map(Some)
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use oncebox_core::{Error, ErrorKind, Incoming, Settle, Source};
 
 use crate::config::KafkaSourceConfig;
+use crate::look;
 use crate::member::Member;
 use crate::partitions::Receipt;
 
@@ -78,6 +79,10 @@ impl Source for KafkaSource {
         asking.await.map_err(|error| {
             Error::caused(ErrorKind::Unavailable, format!("source `{}` was not asked", self.name), error)
         })?
+    }
+
+    async fn check(&mut self) -> Result<Option<String>, Error> {
+        look::for_source(self.config.client()?, self.config.topics.clone()).await.map(Some)
     }
 }
 

@@ -1,16 +1,17 @@
 //! What a user sets; read from TOML or built in Rust.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
 
+pub use oncebox_core::access::TlsConfig;
+use oncebox_core::access::without_login;
 use oncebox_core::mapping::{ID_HEADER, KEY_HEADER, KIND_HEADER, Mapping};
 use oncebox_core::{Error, durations};
 use rumqttc::QoS;
 use rumqttc::mqttbytes::valid_filter;
 use serde::{Deserialize, Deserializer};
 
-use crate::server::{Access, Server, without_password};
+use crate::server::{Access, Server};
 
 /// Where an [`MqttSource`](crate::MqttSource) reads from.
 ///
@@ -25,7 +26,7 @@ use crate::server::{Access, Server, without_password};
 /// let source = MqttSource::new("orders", config)?;
 /// # Ok::<(), oncebox_core::Error>(())
 /// ```
-#[derive(Clone, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MqttSourceConfig {
     /// `mqtt://HOST:PORT`, or `mqtts://HOST:PORT` with TLS; the ports are 1883 and 8883 unless set.
@@ -219,7 +220,7 @@ impl MqttSourceConfig {
 /// let sink = MqttSink::new(config)?;
 /// # Ok::<(), oncebox_core::Error>(())
 /// ```
-#[derive(Clone, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MqttSinkConfig {
     /// `mqtt://HOST:PORT`, or `mqtts://HOST:PORT` with TLS; the ports are 1883 and 8883 unless set.
@@ -348,24 +349,12 @@ impl MqttSinkConfig {
     }
 }
 
-/// Files, in PEM, for `mqtts://`. They are read again for each connection.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TlsConfig {
-    /// The authorities to trust, instead of those of the system.
-    pub ca: Option<PathBuf>,
-    /// Our own certificate, with `key`, where the server asks for one.
-    pub certificate: Option<PathBuf>,
-    /// The private key of that certificate.
-    pub key: Option<PathBuf>,
-}
-
 // By hand, because nothing secret may be printed.
 impl fmt::Debug for MqttSourceConfig {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("MqttSourceConfig")
-            .field("url", &without_password(&self.url))
+            .field("url", &without_login(&self.url))
             .field("client_id", &self.client_id)
             .field("topic", &self.topic)
             .field("qos", &self.qos)
@@ -381,7 +370,7 @@ impl fmt::Debug for MqttSinkConfig {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("MqttSinkConfig")
-            .field("url", &without_password(&self.url))
+            .field("url", &without_login(&self.url))
             .field("client_id", &self.client_id)
             .field("topic", &self.topic)
             .field("retain", &self.retain)

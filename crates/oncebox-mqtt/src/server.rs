@@ -4,13 +4,17 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use oncebox_core::access::without_login;
 use oncebox_core::{Error, ErrorKind};
 use percent_encoding::percent_decode_str;
 use rumqttc::mqttbytes::v5::{ConnectReturnCode, DisconnectReasonCode};
-use rumqttc::{ConnectionError, MqttOptions, StateError, Transport};
+use rumqttc::{AsyncClient, ConnectionError, Event, MqttOptions, Packet, StateError, Transport};
 use url::Url;
 
 use crate::config::TlsConfig;
+
+/// How long saying goodbye may take.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// What the settings of a source or a sink say about the server.
 pub(crate) struct Access<'a> {
@@ -48,7 +52,7 @@ impl fmt::Debug for Server {
 
 impl Access<'_> {
     pub(crate) fn read(&self) -> Result<Server, Error> {
-        let shown = without_password(self.url);
+        let shown = without_login(self.url);
         let url = Url::parse(self.url).map_err(|error| {
             Error::invalid(format!(
                 "`url`: `{shown}` cannot be read ({error}); write mqtt://HOST:PORT or mqtts://HOST:PORT"
@@ -153,6 +157,28 @@ impl Server {
         Ok(options)
     }
 
+    /// Connects, and leaves again. A name of its own keeps it from taking over the session of somebody who is at work.
+    pub(crate) async fn look(&self, client_id: &str) -> Result<(), Error> {
+        let name = if client_id.is_empty() { String::new() } else { format!("{client_id}-check") };
+        let mut options = self.options(&name)?;
+        options.set_clean_start(true);
+        let (client, mut events) = AsyncClient::builder(options).unbounded().build();
+        let looking = async {
+            while !matches!(
+                events.poll().await.map_err(|error| self.broken(error))?,
+                Event::Incoming(Packet::ConnAck(_))
+            ) {}
+            Ok(())
+        };
+        let late = || self.error("it did not answer in time; check `url`");
+        tokio::time::timeout(2 * self.connect_timeout, looking).await.unwrap_or_else(|_| Err(late()))?;
+        if client.try_disconnect_now().is_ok() {
+            let goodbye = async { while events.poll().await.is_ok() {} };
+            let _ = tokio::time::timeout(LEAVE_WITHIN, goodbye).await;
+        }
+        Ok(())
+    }
+
     pub(crate) fn connect_timeout(&self) -> Duration {
         self.connect_timeout
     }
@@ -185,6 +211,9 @@ impl Server {
             // Mosquitto 2.0 says no more than this when somebody else comes with our name.
             ConnectionError::MqttState(StateError::ConnectionAborted) => {
                 "it closed the connection; if that happens again and again, another process may use our `client_id`"
+            }
+            ConnectionError::Io(_) | ConnectionError::Timeout(_) => {
+                "it cannot be reached; is it running? check `url`"
             }
             _ => "the connection failed",
         };
@@ -224,17 +253,4 @@ fn read(setting: &str, file: &Path) -> Result<Vec<u8>, Error> {
     std::fs::read(file).map_err(|error| {
         Error::caused(ErrorKind::Unavailable, format!("`{setting}`: cannot read {}", file.display()), error)
     })
-}
-
-/// The url as it may be shown.
-pub(crate) fn without_password(url: &str) -> String {
-    match Url::parse(url) {
-        Ok(mut url) if url.password().is_some() => {
-            let hidden = url.set_password(Some("***"));
-            if hidden.is_ok() { url.to_string() } else { "***".to_owned() }
-        }
-        Ok(_) => url.to_owned(),
-        // What cannot be read may have a password anywhere before the last `@`.
-        Err(_) => url.rsplit_once('@').map_or_else(|| url.to_owned(), |(_, rest)| format!("***@{rest}")),
-    }
 }

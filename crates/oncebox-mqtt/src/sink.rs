@@ -176,4 +176,9 @@ impl Sink for MqttSink {
     fn keeps_order(&self) -> bool {
         true
     }
+
+    async fn check(&self) -> Result<Option<String>, Error> {
+        self.server.look(&self.config.client_id).await?;
+        Ok(Some(format!("a server that lets us in; topic `{}` is not looked for", self.config.topic)))
+    }
 }

@@ -262,6 +262,15 @@ impl Source for MqttSource {
                 .is_some_and(|link| link.subscribed.load(Ordering::Relaxed) && !link.task.is_finished()),
         )
     }
+
+    /// Does not subscribe: messages could come, and a session would be made.
+    async fn check(&mut self) -> Result<Option<String>, Error> {
+        self.server.look(&self.config.client_id).await?;
+        Ok(Some(format!(
+            "a server that lets us in; topic `{}` is not looked for",
+            self.config.topic.join("`, `")
+        )))
+    }
 }
 
 impl Link {

@@ -252,3 +252,22 @@ impl SessionStore for NothingInFlight {
         Box::pin(async { Ok(()) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_is_told_how_long_to_keep_the_session_and_how_much_to_send_ahead() {
+        let config = MqttSourceConfig::new("mqtt://localhost", "c")
+            .topic("t")
+            .session_expiry(Duration::from_secs(77))
+            .prefetch(7)
+            .keep_alive(Duration::from_secs(9));
+        let options = options(&config, &config.check().unwrap()).unwrap();
+        assert_eq!((options.session_expiry_interval(), options.receive_maximum()), (Some(77), Some(7)));
+        assert_eq!(options.keep_alive(), Duration::from_secs(9));
+        let forever = MqttSourceConfig { session_expiry: Duration::from_secs(1 << 40), ..config };
+        assert_eq!(forever.session_expiry_seconds(), u32::MAX);
+    }
+}

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use oncebox_core::access::without_login;
 use oncebox_core::mapping::{KEY_HEADER, KIND_HEADER, Mapping};
 use oncebox_core::{Error, durations};
 use serde::Deserialize;
@@ -40,10 +41,12 @@ impl fmt::Debug for NatsAuth {
     }
 }
 
-/// With these, only connections with TLS are made.
+/// With any of these, only connections with TLS are made.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NatsTls {
+    /// Makes no connection without TLS, whatever the server offers.
+    pub required: bool,
     /// The file of the certificate that signed the server's; those of the system unless set.
     pub ca: Option<PathBuf>,
     /// The file of our own certificate, for a server that asks for one.
@@ -85,7 +88,7 @@ pub struct NatsSourceConfig {
     /// How to get in.
     pub auth: NatsAuth,
     /// Settings of TLS.
-    pub tls: Option<NatsTls>,
+    pub tls: NatsTls,
     /// The JetStream domain, where servers have one.
     pub domain: Option<String>,
     /// The stream.
@@ -128,7 +131,7 @@ impl Default for NatsSourceConfig {
         Self {
             url: "nats://localhost:4222".to_owned(),
             auth: NatsAuth::default(),
-            tls: None,
+            tls: NatsTls::default(),
             domain: None,
             stream: String::new(),
             consumer: String::new(),
@@ -160,9 +163,9 @@ impl NatsSourceConfig {
         self
     }
 
-    /// Sets TLS.
+    /// Makes connections with TLS only, with these settings.
     pub fn tls(mut self, tls: NatsTls) -> Self {
-        self.tls = Some(tls);
+        self.tls = NatsTls { required: true, ..tls };
         self
     }
 
@@ -217,7 +220,7 @@ impl NatsSourceConfig {
 
     /// Refuses what can never work, naming the setting and the remedy.
     pub fn check(&self) -> Result<(), Error> {
-        check_connection(&self.url, &self.auth, self.tls.as_ref())?;
+        check_connection(&self.url, &self.auth, &self.tls)?;
         check_name("stream", &self.stream)?;
         check_name("consumer", &self.consumer)?;
         for subject in self.subjects.iter().chain(&self.filter) {
@@ -245,7 +248,7 @@ impl fmt::Debug for NatsSourceConfig {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("NatsSourceConfig")
-            .field("url", &redacted(&self.url))
+            .field("url", &without_login(&self.url))
             .field("auth", &self.auth)
             .field("tls", &self.tls)
             .field("stream", &self.stream)
@@ -274,7 +277,7 @@ pub struct NatsSinkConfig {
     /// How to get in.
     pub auth: NatsAuth,
     /// Settings of TLS.
-    pub tls: Option<NatsTls>,
+    pub tls: NatsTls,
     /// Every message goes to this subject. Unless set, the kind is the subject.
     pub subject: Option<String>,
     /// Stands before the kind, with a dot, to make the subject.
@@ -291,7 +294,7 @@ impl Default for NatsSinkConfig {
         Self {
             url: "nats://localhost:4222".to_owned(),
             auth: NatsAuth::default(),
-            tls: None,
+            tls: NatsTls::default(),
             subject: None,
             prefix: None,
             stream: None,
@@ -312,9 +315,9 @@ impl NatsSinkConfig {
         self
     }
 
-    /// Sets TLS.
+    /// Makes connections with TLS only, with these settings.
     pub fn tls(mut self, tls: NatsTls) -> Self {
-        self.tls = Some(tls);
+        self.tls = NatsTls { required: true, ..tls };
         self
     }
 
@@ -344,7 +347,7 @@ impl NatsSinkConfig {
 
     /// Refuses what can never work, naming the setting and the remedy.
     pub fn check(&self) -> Result<(), Error> {
-        check_connection(&self.url, &self.auth, self.tls.as_ref())?;
+        check_connection(&self.url, &self.auth, &self.tls)?;
         for (setting, subject) in [("subject", &self.subject), ("prefix", &self.prefix)] {
             let Some(subject) = subject else { continue };
             check_subject(setting, subject)?;
@@ -371,7 +374,7 @@ impl fmt::Debug for NatsSinkConfig {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("NatsSinkConfig")
-            .field("url", &redacted(&self.url))
+            .field("url", &without_login(&self.url))
             .field("auth", &self.auth)
             .field("tls", &self.tls)
             .field("subject", &self.subject)
@@ -391,25 +394,13 @@ pub(crate) fn default_mapping() -> Mapping {
         .expect("these are places")
 }
 
-/// The addresses without what lets one in.
-pub(crate) fn redacted(url: &str) -> String {
-    let one = |url: &str| match url.rsplit_once('@') {
-        Some((before, host)) => {
-            let scheme = before.split_once("://").map_or("", |(scheme, _)| scheme);
-            format!("{scheme}://…@{host}")
-        }
-        None => url.to_owned(),
-    };
-    url.split(',').map(|url| one(url.trim())).collect::<Vec<_>>().join(",")
-}
-
-fn check_connection(url: &str, auth: &NatsAuth, tls: Option<&NatsTls>) -> Result<(), Error> {
+fn check_connection(url: &str, auth: &NatsAuth, tls: &NatsTls) -> Result<(), Error> {
     for one in url.split(',') {
         let scheme = one.trim().split_once("://").map(|(scheme, _)| scheme);
         if one.trim().is_empty() || !matches!(scheme, None | Some("nats" | "tls")) {
             return Err(Error::invalid(format!(
                 "url: `{}` is no address of a NATS server; write `nats://HOST:4222` or `tls://HOST:4222`",
-                redacted(one)
+                without_login(one)
             )));
         }
     }
@@ -420,7 +411,7 @@ fn check_connection(url: &str, auth: &NatsAuth, tls: Option<&NatsTls>) -> Result
     if auth.user.is_some() != auth.password.is_some() {
         return Err(Error::invalid("auth: user and password go together"));
     }
-    if tls.is_some_and(|tls| tls.certificate.is_some() != tls.key.is_some()) {
+    if tls.certificate.is_some() != tls.key.is_some() {
         return Err(Error::invalid("tls: certificate and key go together"));
     }
     Ok(())
@@ -531,7 +522,8 @@ mod tests {
             "{:?} {:?} {}",
             NatsSourceConfig::new(url, "s", "c").auth(auth.clone()),
             NatsSinkConfig::new(url).auth(auth),
-            check_connection("http://ann:canary6@host", &NatsAuth::default(), None).unwrap_err()
+            check_connection("http://ann:canary6@host", &NatsAuth::default(), &NatsTls::default())
+                .unwrap_err()
         );
         assert!(shown.contains("host:4222") && !shown.contains("canary"), "{shown}");
     }

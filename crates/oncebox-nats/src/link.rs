@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr};
+use oncebox_core::access::without_login;
 use oncebox_core::{Error, ErrorKind};
 use tokio::sync::watch;
 
-use crate::config::{NatsAuth, NatsTls, redacted};
+use crate::config::{NatsAuth, NatsTls};
 
 /// Two of these unanswered and the connection is given up, so one that is only half open is noticed in half a minute.
 const PING_EVERY: Duration = Duration::from_secs(10);
@@ -18,7 +19,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 pub(crate) struct Target<'a> {
     pub(crate) url: &'a str,
     pub(crate) auth: &'a NatsAuth,
-    pub(crate) tls: Option<&'a NatsTls>,
+    pub(crate) tls: &'a NatsTls,
 }
 
 /// What becomes of a connection that is lost.
@@ -40,9 +41,9 @@ pub(crate) async fn connect(
         let remedy = match error.kind() {
             ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => " (check `auth`)",
             ConnectErrorKind::Tls => " (check `tls`)",
-            _ => "",
+            _ => " (is it running? check `url`)",
         };
-        let text = format!("cannot connect to NATS at {}{remedy}", redacted(target.url));
+        let text = format!("cannot connect to NATS at {}{remedy}", without_login(target.url));
         Error::caused(ErrorKind::Unavailable, text, error)
     };
     let servers = servers(target.url)?;
@@ -63,7 +64,8 @@ pub(crate) async fn connect(
     if after_loss == AfterLoss::End {
         options = options.max_reconnects(servers.len());
     }
-    if let Some(tls) = target.tls {
+    let tls = target.tls;
+    if *tls != NatsTls::default() {
         options = options.require_tls(true);
         if let Some(ca) = &tls.ca {
             options = options.add_root_certificates(ca.clone());
@@ -81,9 +83,9 @@ pub(crate) async fn connect(
 
 fn servers(url: &str) -> Result<Vec<ServerAddr>, Error> {
     let parsed = url.split(',').map(|one| {
-        one.trim()
-            .parse::<ServerAddr>()
-            .map_err(|_| Error::invalid(format!("url: `{}` cannot be read as an address", redacted(one))))
+        one.trim().parse::<ServerAddr>().map_err(|_| {
+            Error::invalid(format!("url: `{}` cannot be read as an address", without_login(one)))
+        })
     });
     parsed.collect()
 }

@@ -63,7 +63,7 @@ impl Session {
     /// `after_loss` says that the session before this one was lost: perhaps a message did it that the client cannot
     /// read.
     pub(crate) async fn open(config: NatsSourceConfig, after_loss: bool) -> Result<Self, Error> {
-        let target = Target { url: &config.url, auth: &config.auth, tls: config.tls.as_ref() };
+        let target = Target { url: &config.url, auth: &config.auth, tls: &config.tls };
         let (client, lost) = connect(target, AfterLoss::End, config.prefetch * 2 + 1024).await?;
         let api = Api::new(client.clone(), config.domain.as_deref());
         let stream = stream(&api, &config).await?;
@@ -111,12 +111,60 @@ impl Session {
     }
 }
 
-async fn stream(api: &Api, config: &NatsSourceConfig) -> Result<Value, Error> {
+/// Looks for the stream and the consumer and creates nothing; fails where [`Session::open`] would.
+pub(crate) async fn look(config: &NatsSourceConfig) -> Result<String, Error> {
+    let target = Target { url: &config.url, auth: &config.auth, tls: &config.tls };
+    let (client, _lost) = connect(target, AfterLoss::End, 16).await?;
+    let api = Api::new(client, config.domain.as_deref());
+    let (stream, name) = (&config.stream, &config.consumer);
+    if find_stream(&api, config).await?.is_none() {
+        return Ok(format!("stream `{stream}` is not there yet and would be created"));
+    }
+    let Some(consumer) = find_consumer(&api, config).await? else {
+        return Ok(format!("stream `{stream}`, whose consumer `{name}` would be created"));
+    };
+    Limits::read(config, &consumer["config"])?;
+    let waiting = consumer["num_pending"].as_u64().unwrap_or_default();
+    Ok(format!("consumer `{name}` of stream `{stream}`, {waiting} waiting"))
+}
+
+/// `None` when it is not there and may be created.
+async fn find_stream(api: &Api, config: &NatsSourceConfig) -> Result<Option<Value>, Error> {
     let name = &config.stream;
     match api.ask(&format!("STREAM.INFO.{name}"), &Value::Null).await {
         Err(ApiError::Refused { code: STREAM_NOT_FOUND, .. })
             if config.create && !config.subjects.is_empty() =>
         {
+            Ok(None)
+        }
+        Err(ApiError::Refused { code: STREAM_NOT_FOUND, .. }) => Err(Error::new(
+            ErrorKind::Unavailable,
+            format!("NATS has no stream `{name}`; create it, or set `create` and `subjects`"),
+        )),
+        answer => Ok(Some(answer?)),
+    }
+}
+
+/// `None` when it is not there and may be created.
+async fn find_consumer(api: &Api, config: &NatsSourceConfig) -> Result<Option<Value>, Error> {
+    let (stream, name) = (&config.stream, &config.consumer);
+    match api.ask(&format!("CONSUMER.INFO.{stream}.{name}"), &Value::Null).await {
+        Err(ApiError::Refused { code: CONSUMER_NOT_FOUND, .. }) if config.create => Ok(None),
+        Err(ApiError::Refused { code: CONSUMER_NOT_FOUND, .. }) => Err(Error::new(
+            ErrorKind::Unavailable,
+            format!(
+                "stream `{stream}` has no consumer `{name}`; create a durable pull consumer, or set `create`"
+            ),
+        )),
+        answer => Ok(Some(answer?)),
+    }
+}
+
+async fn stream(api: &Api, config: &NatsSourceConfig) -> Result<Value, Error> {
+    let name = &config.stream;
+    match find_stream(api, config).await? {
+        Some(stream) => Ok(stream),
+        None => {
             let retention = match config.retention {
                 NatsRetention::Limits => "limits",
                 NatsRetention::WorkQueue => "workqueue",
@@ -129,18 +177,14 @@ async fn stream(api: &Api, config: &NatsSourceConfig) -> Result<Value, Error> {
             });
             Ok(api.ask(&format!("STREAM.CREATE.{name}"), &wanted).await?)
         }
-        Err(ApiError::Refused { code: STREAM_NOT_FOUND, .. }) => Err(Error::new(
-            ErrorKind::Unavailable,
-            format!("NATS has no stream `{name}`; create it, or set `create` and `subjects`"),
-        )),
-        answer => Ok(answer?),
     }
 }
 
 async fn consumer(api: &Api, config: &NatsSourceConfig) -> Result<Value, Error> {
     let (stream, name) = (&config.stream, &config.consumer);
-    match api.ask(&format!("CONSUMER.INFO.{stream}.{name}"), &Value::Null).await {
-        Err(ApiError::Refused { code: CONSUMER_NOT_FOUND, .. }) if config.create => {
+    match find_consumer(api, config).await? {
+        Some(consumer) => Ok(consumer),
+        None => {
             let pending =
                 config.max_ack_pending.map_or(config.prefetch.saturating_mul(4), |most| most as usize);
             let mut wanted = json!({
@@ -153,13 +197,6 @@ async fn consumer(api: &Api, config: &NatsSourceConfig) -> Result<Value, Error> 
             let wanted = json!({ "stream_name": stream, "config": wanted });
             Ok(api.ask(&format!("CONSUMER.DURABLE.CREATE.{stream}.{name}"), &wanted).await?)
         }
-        Err(ApiError::Refused { code: CONSUMER_NOT_FOUND, .. }) => Err(Error::new(
-            ErrorKind::Unavailable,
-            format!(
-                "stream `{stream}` has no consumer `{name}`; create a durable pull consumer, or set `create`"
-            ),
-        )),
-        answer => Ok(answer?),
     }
 }
 

@@ -12,8 +12,10 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use oncebox_core::{Error, ErrorKind, Message, SendFailure, Sink};
+use serde_json::{Value, json};
 use tokio::sync::{Mutex, watch};
 
+use crate::api::{Api, ApiError, STREAM_NOT_FOUND};
 use crate::config::NatsSinkConfig;
 use crate::envelope;
 use crate::link::{AfterLoss, Target, connect};
@@ -58,7 +60,7 @@ impl NatsSink {
             return Ok(connection.clone());
         }
         let NatsSinkConfig { url, auth, tls, timeout, .. } = &self.config;
-        let target = Target { url, auth, tls: tls.as_ref() };
+        let target = Target { url, auth, tls };
         let (client, lost) = connect(target, AfterLoss::Reconnect, 1024).await?;
         let context = ContextBuilder::new().timeout(*timeout).max_ack_inflight(AT_ONCE).build(client);
         let new = Connection { context, lost };
@@ -124,6 +126,33 @@ impl Sink for NatsSink {
         let none_confirmed = answers.iter().all(Result::is_err);
         self.given_up.store(none_confirmed, Ordering::SeqCst);
         Ok(answers)
+    }
+
+    async fn check(&self) -> Result<Option<String>, Error> {
+        let NatsSinkConfig { url, auth, tls, subject, prefix, stream, .. } = &self.config;
+        let (client, _lost) = connect(Target { url, auth, tls }, AfterLoss::End, 16).await?;
+        let api = Api::new(client, None);
+        if let Some(name) = stream {
+            return match api.ask(&format!("STREAM.INFO.{name}"), &Value::Null).await {
+                Err(ApiError::Refused { code: STREAM_NOT_FOUND, .. }) => {
+                    Err(away(&format!("NATS has no stream `{name}`; create it, or mend `stream`")))
+                }
+                answer => answer.map(|_| Some(format!("stream `{name}`"))).map_err(Error::from),
+            };
+        }
+        // Without either, the subject of a message is its kind, and nobody knows which will come.
+        let wanted = subject.clone().or_else(|| Some(format!("{}.>", prefix.as_ref()?)));
+        let question = wanted.as_ref().map_or(Value::Null, |subject| json!({ "subject": subject }));
+        let found = api.ask("STREAM.NAMES", &question).await?;
+        let names: Vec<&str> =
+            found["streams"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        match wanted {
+            Some(subject) if names.is_empty() => {
+                Err(away(&format!("no stream takes the subject `{subject}`; create one")))
+            }
+            Some(subject) => Ok(Some(format!("subject `{subject}` of stream `{}`", names.join("`, `")))),
+            None => Ok(Some(format!("{} streams", found["total"]))),
+        }
     }
 }
 

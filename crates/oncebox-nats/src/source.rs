@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::NatsSourceConfig;
 use crate::held::{Taken, Waiting};
-use crate::session::Session;
+use crate::session::{self, Session};
 
 /// How long acknowledgements may take to leave, or to be confirmed.
 const SETTLE_WITHIN: Duration = Duration::from_secs(5);
@@ -139,6 +139,10 @@ impl Source for NatsSource {
         let question = format!("CONSUMER.INFO.{}.{}", self.config.stream, self.config.consumer);
         let info = self.session().await?.api.ask(&question, &Value::Null).await?;
         Ok(info["num_pending"].as_u64())
+    }
+
+    async fn check(&mut self) -> Result<Option<String>, Error> {
+        session::look(&self.config).await.map(Some)
     }
 }
 

@@ -14,15 +14,19 @@ use async_rs::{Runtime, Tokio};
 use lapin::tcp::{RustlsConnector, RustlsConnectorConfig};
 use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties};
+use oncebox_core::access::without_login;
 use oncebox_core::{Error, ErrorKind};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
-use crate::config::{Auth, TlsConfig, without_password};
+use crate::config::{Auth, TlsConfig};
 use crate::mend::{Mended, MendingTokio};
+use crate::source::reply_code;
 
+const ACCESS_REFUSED: u16 = 403;
+const NOT_ALLOWED: u16 = 530;
 /// How long a connection may take to say goodbye.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -100,14 +104,21 @@ impl Settings {
             Ok(Ok(connection)) => Ok(Link { connection: Arc::new(connection), hangup: Some(guard) }),
             Ok(Err(error)) => Err(self.cannot(error)),
             Err(_) => {
-                let text = format!("{} did not answer within {:?}", self.place(), self.connect_timeout);
+                let text =
+                    format!("{} did not answer within {:?}; check `url`", self.place(), self.connect_timeout);
                 Err(Error::new(ErrorKind::Unavailable, text))
             }
         }
     }
 
     fn cannot(&self, error: lapin::Error) -> Error {
-        Error::caused(ErrorKind::Unavailable, format!("cannot connect to {}", self.place()), error)
+        let remedy = match reply_code(&error) {
+            Some(ACCESS_REFUSED) => "check `username` and `password`",
+            Some(NOT_ALLOWED) => "check `vhost`, and who may use it",
+            _ => "is it running? check `url`",
+        };
+        let text = format!("cannot connect to {} ({remedy})", self.place());
+        Error::caused(ErrorKind::Unavailable, text, error)
     }
 
     async fn stream(&self, keep: &Mutex<Option<StdStream>>) -> io::Result<AsyncTcpStream<Compat>> {
@@ -178,7 +189,7 @@ fn parse(url: &str) -> Result<AMQPUri, Error> {
         Error::invalid(format!(
             "`url` {} is not the address of a server; write amqp://HOST or amqps://HOST, as in \
              amqp://user:password@localhost:5672/vhost",
-            without_password(url)
+            without_login(url)
         ))
     };
     let mut uri: AMQPUri = url.parse().map_err(|_| wrong())?;

@@ -13,7 +13,7 @@ use oncebox_core::{Error, ErrorKind, Message, SendFailure, Sink};
 use crate::config::{RabbitmqSinkConfig, RoutingKey};
 use crate::envelope;
 use crate::link::{Link, Settings};
-use crate::source::reply_code;
+use crate::source::{ask, reply_code};
 
 const NOT_FOUND: u16 = 404;
 const PRECONDITION_FAILED: u16 = 406;
@@ -246,6 +246,23 @@ impl Sink for RabbitmqSink {
             self.idle().push(session);
         }
         Ok(answers)
+    }
+
+    async fn check(&self) -> Result<Option<String>, Error> {
+        let exchange = &self.config.exchange;
+        let session = Session::open(&self.settings, exchange).await?;
+        match &self.config.routing_key {
+            RoutingKey::Text(queue) if exchange.is_empty() => match ask(&session.channel, queue).await {
+                Ok(_) => Ok(Some(format!("queue `{queue}`"))),
+                Err(error) => {
+                    let text = format!("queue `{queue}` is not there; create it, or mend `routing_key`");
+                    Err(Error::caused(ErrorKind::Unavailable, text, error))
+                }
+            },
+            // Which queues there must be only the messages know.
+            _ if exchange.is_empty() => Ok(Some("the default exchange".to_owned())),
+            _ => Ok(Some(format!("exchange `{exchange}`"))),
+        }
     }
 }
 

@@ -147,6 +147,20 @@ impl Source for RabbitmqSource {
             _ => Ok(None),
         }
     }
+
+    async fn check(&mut self) -> Result<Option<String>, Error> {
+        let queue = &self.config.queue;
+        let link = self.settings.connect().await?;
+        let channel = link.channel().await.map_err(|error| failed(queue, "cannot look for it", error))?;
+        match ask(&channel, queue).await {
+            Ok(waiting) => Ok(Some(format!("queue `{queue}`, {waiting} waiting"))),
+            Err(error) if reply_code(&error) == Some(NOT_FOUND) => match self.config.declare {
+                Some(_) => Ok(Some(format!("queue `{queue}` is not there yet and would be created"))),
+                None => Err(no_queue(queue, error)),
+            },
+            Err(error) => Err(failed(queue, "cannot look for it", error)),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -383,12 +397,7 @@ async fn find_queue(link: &Link, config: &RabbitmqSourceConfig) -> Result<Channe
         Err(error) if reply_code(&error) == Some(NOT_FOUND) => error,
         Err(error) => return Err(failed(error)),
     };
-    let Some(kind) = config.declare else {
-        let text = format!(
-            "queue `{queue}` is not there; create it, or set `declare` to `quorum` or `classic` to have it created"
-        );
-        return Err(Error::caused(ErrorKind::Unavailable, text, error));
-    };
+    let Some(kind) = config.declare else { return Err(no_queue(queue, error)) };
     let kind = match kind {
         QueueKind::Quorum => "quorum",
         QueueKind::Classic => "classic",
@@ -403,8 +412,15 @@ async fn find_queue(link: &Link, config: &RabbitmqSourceConfig) -> Result<Channe
     Ok(channel)
 }
 
+fn no_queue(queue: &str, error: lapin::Error) -> Error {
+    let text = format!(
+        "queue `{queue}` is not there; create it, or set `declare` to `quorum` or `classic` to have it created"
+    );
+    Error::caused(ErrorKind::Unavailable, text, error)
+}
+
 /// How many messages are ready in a queue; fails when there is none of this name, and the channel is closed then.
-async fn ask(channel: &Channel, queue: &str) -> Result<u32, lapin::Error> {
+pub(crate) async fn ask(channel: &Channel, queue: &str) -> Result<u32, lapin::Error> {
     let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     let found = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
     Ok(found.message_count())

@@ -457,6 +457,18 @@ async fn user_password_and_virtual_host_are_used_and_errors_do_not_tell_them() {
         let in_url = format!("amqp://clerk:open-sesame@127.0.0.1:{}/shop", server.port());
         let mut source = RabbitmqSource::new("orders", config(&in_url, "till")).unwrap();
         assert_eq!(source.lag().await.unwrap(), Some(0));
+        let sink = |vhost: &str, password: &str| {
+            let config = RabbitmqSinkConfig::new(&url).vhost(vhost).credentials("clerk", password);
+            RabbitmqSink::new(config.routing_key(RoutingKey::Text("till".to_owned()))).unwrap()
+        };
+        sink("shop", "open-sesame").check().await.unwrap();
+        for (vhost, password, remedy) in [
+            ("shop", "open-barley", "check `username` and `password`"),
+            ("/", "open-sesame", "check `vhost`"),
+        ] {
+            let error = sink(vhost, password).check().await.unwrap_err().to_string();
+            assert!(error.contains(remedy) && !error.contains("barley"), "{error}");
+        }
         let mut wrong = RabbitmqSource::new("orders", right.credentials("clerk", "open-barley")).unwrap();
         let error = failure(&mut wrong).await;
         assert!(error.contains("cannot connect") && !error.contains("barley"), "{error}");

@@ -1,25 +1,14 @@
 //! Settings of a source and a sink, as they stand in a configuration file.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use oncebox_core::access::TlsConfig as RedisTls;
+use oncebox_core::access::without_login;
 use oncebox_core::mapping::Mapping;
 use oncebox_core::{Error, durations};
 use serde::Deserialize;
-
-/// Settings of TLS, for addresses that begin with `rediss://`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RedisTls {
-    /// The file of the certificate that signed the server's; those of the system unless set.
-    pub ca: Option<PathBuf>,
-    /// The file of our own certificate, for a server that asks for one.
-    pub certificate: Option<PathBuf>,
-    /// The file of its private key.
-    pub key: Option<PathBuf>,
-}
 
 /// Where a [`RedisSource`](crate::RedisSource) reads.
 ///
@@ -147,7 +136,7 @@ impl fmt::Debug for RedisSourceConfig {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("RedisSourceConfig")
-            .field("url", &redacted(&self.url))
+            .field("url", &without_login(&self.url))
             .field("tls", &self.tls)
             .field("stream", &self.stream)
             .field("group", &self.group)
@@ -253,7 +242,7 @@ impl fmt::Debug for RedisSinkConfig {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("RedisSinkConfig")
-            .field("url", &redacted(&self.url))
+            .field("url", &without_login(&self.url))
             .field("tls", &self.tls)
             .field("stream", &self.stream)
             .field("create", &self.create)
@@ -270,17 +259,6 @@ pub(crate) fn default_mapping() -> Mapping {
         .expect("these are places")
 }
 
-/// The address without what lets one in.
-pub(crate) fn redacted(url: &str) -> String {
-    match url.rsplit_once('@') {
-        Some((before, host)) => {
-            let scheme = before.split_once("://").map_or("", |(scheme, _)| scheme);
-            format!("{scheme}://…@{host}")
-        }
-        None => url.to_owned(),
-    }
-}
-
 /// A name that no other source has, not even in this process.
 fn fresh_consumer() -> String {
     static LAST: AtomicU64 = AtomicU64::new(0);
@@ -295,7 +273,7 @@ fn check_connection(url: &str, tls: &RedisTls) -> Result<(), Error> {
     if !["redis://", "rediss://", "redis+unix://", "unix://"].iter().any(|scheme| url.starts_with(scheme)) {
         return Err(Error::invalid(format!(
             "url: `{}` is no address of a Redis server; write `redis://HOST:6379` or `rediss://HOST:6379`",
-            redacted(url)
+            without_login(url)
         )));
     }
     if *tls != RedisTls::default() && !url.starts_with("rediss://") {

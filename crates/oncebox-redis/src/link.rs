@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use oncebox_core::access::without_login;
 use oncebox_core::{Error, ErrorKind};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, RedisError, TlsCertificates, Value};
 
-use crate::config::{RedisTls, redacted};
+use crate::config::RedisTls;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -18,7 +19,13 @@ pub(crate) async fn connect(
     answer_within: Duration,
 ) -> Result<MultiplexedConnection, Error> {
     let failed = |error: RedisError| {
-        let text = format!("cannot connect to Redis at {}", redacted(url));
+        // With a code it is the server that refuses, the password above all.
+        let remedy = if error.code().is_some() || error.kind() == redis::ErrorKind::AuthenticationFailed {
+            "check user and password"
+        } else {
+            "is it running? check `url`"
+        };
+        let text = format!("cannot connect to Redis at {} ({remedy})", without_login(url));
         // Only its own words: the whole of an error about an address may contain the address.
         Error::caused(ErrorKind::Unavailable, text, words(&error))
     };

@@ -14,7 +14,7 @@ use crate::config::RedisSourceConfig;
 use crate::envelope::{self, Entry};
 use crate::held::Held;
 use crate::link::{ask, connect, failed, list, text};
-use crate::watch::{Reported, standing};
+use crate::watch::{Reported, Standing, standing};
 
 /// How long a read waits for the first entry; the time a stop may take.
 const BLOCK: Duration = Duration::from_secs(1);
@@ -117,8 +117,37 @@ async fn prepare(control: &mut MultiplexedConnection, config: &RedisSourceConfig
             _ => {}
         }
     }
+    find(control, config).await.map(drop)
+}
+
+/// Looks for the stream and the group and creates nothing; fails where [`Session::open`] would.
+pub(crate) async fn look(config: &RedisSourceConfig) -> Result<String, Error> {
+    let mut control = connect(&config.url, &config.tls, ANSWER_WITHIN).await?;
+    let RedisSourceConfig { stream, group, .. } = config;
+    match find(&mut control, config).await {
+        Ok(standing) => {
+            let waiting = standing
+                .lag
+                .map_or("an unknown number of".to_owned(), |lag| (lag + standing.pending).to_string());
+            Ok(format!("group `{group}` of stream `{stream}`, {waiting} waiting"))
+        }
+        Err(_) if config.create && is_absent(&mut control, config).await => {
+            Ok(format!("group `{group}` of stream `{stream}` is not there yet and would be created"))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the stream or its group could be created: nothing else has its name.
+async fn is_absent(control: &mut MultiplexedConnection, config: &RedisSourceConfig) -> bool {
+    let kind = ask(control, redis::cmd("TYPE").arg(&config.stream)).await;
+    kind.is_ok_and(|kind| matches!(text(kind).as_str(), "none" | "stream"))
+}
+
+async fn find(control: &mut MultiplexedConnection, config: &RedisSourceConfig) -> Result<Standing, Error> {
+    let RedisSourceConfig { stream, group, .. } = config;
     match standing(control, config).await {
-        Ok(Some(_)) => Ok(()),
+        Ok(Some(standing)) => Ok(standing),
         Ok(None) => Err(Error::new(
             ErrorKind::Unavailable,
             format!(

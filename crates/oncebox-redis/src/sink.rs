@@ -1,13 +1,13 @@
 //! Messages for a stream.
 
-use oncebox_core::{Error, Message, SendFailure, Sink};
+use oncebox_core::{Error, ErrorKind, Message, SendFailure, Sink};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{RedisError, Value};
 use tokio::sync::Mutex;
 
 use crate::config::RedisSinkConfig;
 use crate::envelope;
-use crate::link::{connect, failed, list};
+use crate::link::{ask, connect, failed, list, text};
 
 /// More than this Redis takes in no field, whatever its settings.
 const LARGEST: usize = 512 * 1024 * 1024;
@@ -78,6 +78,28 @@ impl Sink for RedisSink {
     /// One transaction of the server: nothing is added after something was not.
     fn keeps_order(&self) -> bool {
         true
+    }
+
+    async fn check(&self) -> Result<Option<String>, Error> {
+        let RedisSinkConfig { url, tls, stream, timeout, .. } = &self.config;
+        let mut connection = connect(url, tls, *timeout).await?;
+        let kind = ask(&mut connection, redis::cmd("TYPE").arg(stream)).await;
+        let kind =
+            text(kind.map_err(|error| failed(&format!("stream `{stream}` cannot be looked at"), &error))?);
+        match kind.as_str() {
+            "stream" => Ok(Some(format!("stream `{stream}`"))),
+            "none" if self.config.create => {
+                Ok(Some(format!("stream `{stream}` is not there yet and would be created")))
+            }
+            "none" => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("there is no stream `{stream}`; create it, or set `create`"),
+            )),
+            other => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("`{stream}` is a {other}, not a stream; name another one in `stream`"),
+            )),
+        }
     }
 }
 

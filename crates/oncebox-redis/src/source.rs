@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use crate::config::RedisSourceConfig;
 use crate::held::{Held, Taken};
 use crate::link::failed;
-use crate::session::{Phase, Session, claim_command};
+use crate::session::{self, Phase, Session, claim_command};
 use crate::watch::standing;
 
 /// The most entries named in one command.
@@ -131,6 +131,10 @@ impl Source for RedisSource {
         let standing = standing(&mut control, &config).await;
         let standing = standing.map_err(|error| failed("the lag cannot be asked for", &error))?;
         Ok(standing.and_then(|standing| Some(standing.lag? + standing.pending)))
+    }
+
+    async fn check(&mut self) -> Result<Option<String>, Error> {
+        session::look(&self.config).await.map(Some)
     }
 }
 

@@ -278,10 +278,8 @@ mod tests {
         assert_eq!((actor.name.as_str(), actor.role), ("config", Role::Admin));
         assert!(access.actor(&headers(&["bearer 0123456789-0123456789-012"]), None).is_err());
     }
-
-    /// Security rule 26.
     #[test]
-    fn rule_26_an_address_that_guesses_is_not_compared_any_more() {
+    fn an_address_that_guesses_is_not_compared_any_more() {
         let access = Access::with(Some(&Secret::new("0123456789-0123456789-0123")), 3);
         let good = headers(&["bearer 0123456789-0123456789-0123"]);
         let peer = |last: u8| Some(Peer([192, 0, 2, last].into()));

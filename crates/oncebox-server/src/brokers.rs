@@ -1,6 +1,7 @@
 //! Brokers as sources and sinks; each comes with a feature of this crate.
 //!
-//! A broker's own crate says which keys its sections have, and their defaults.
+//! A broker's own crate says which keys its sections have; `config.default.toml` has them all with their defaults, and a
+//! test compares the two.
 
 #[allow(unused_imports, reason = "a build without brokers asks none")]
 use oncebox::Source as _;
@@ -12,27 +13,25 @@ use serde_json::{Map, Value};
 use crate::config::SinkConfig;
 use crate::stores::ServiceStore;
 
-/// What is wrong with a key of a broker's section.
+/// What is wrong with a broker's section.
 #[derive(Debug)]
 pub(crate) struct Wrong {
-    /// The key, where it is known.
-    pub(crate) key: Option<String>,
+    /// The key, with those of the tables it is in before it; none where nobody can tell.
+    pub(crate) path: Vec<String>,
     /// What is wrong.
     pub(crate) text: String,
-    /// The keys there are, when this one is unknown.
-    pub(crate) known: Vec<String>,
 }
 
 impl From<Error> for Wrong {
     fn from(error: Error) -> Self {
-        Self { key: None, text: error.to_string(), known: Vec::new() }
+        Self { path: Vec::new(), text: error.to_string() }
     }
 }
 
 macro_rules! brokers {
     ($($feature:literal $variant:ident: $module:ident, $source:ident $source_config:ident, $sink:ident $sink_config:ident;)*) => {
         /// A source on a broker.
-        #[derive(Debug, Clone)]
+        #[derive(Debug, Clone, PartialEq)]
         #[non_exhaustive]
         pub enum BrokerSource {
             $(
@@ -43,7 +42,7 @@ macro_rules! brokers {
         }
 
         /// A sink on a broker.
-        #[derive(Debug, Clone)]
+        #[derive(Debug, Clone, PartialEq)]
         #[non_exhaustive]
         pub enum BrokerSink {
             $(
@@ -59,20 +58,32 @@ macro_rules! brokers {
             pub(crate) fn read(
                 word: &str,
                 keys: Map<String, Value>,
-                map: impl FnOnce(Mapping) -> Result<Mapping, Error>,
+                mapping: Result<Mapping, Wrong>,
             ) -> Option<Result<Self, Wrong>> {
                 match word {
                     $(
                         #[cfg(feature = $feature)]
                         $feature => Some((|| {
                             let mut config: oncebox::$module::$source_config = deserialize(keys)?;
-                            config.mapping = map(config.mapping)?;
-                            // Settings that cannot work are found here, not at the first connection.
-                            oncebox::$module::$source::new("tried", config.clone())?;
+                            config.mapping = mapping?;
                             Ok(Self::$variant(Box::new(config)))
                         })()),
                     )*
                     _ => None,
+                }
+            }
+
+            /// Finds settings that cannot work, before the first connection does.
+            #[allow(unused_variables, reason = "a build without brokers tries none")]
+            pub(crate) fn try_out(&self, name: &str) -> Result<(), Wrong> {
+                match *self {
+                    $(
+                        #[cfg(feature = $feature)]
+                        Self::$variant(ref config) => {
+                            oncebox::$module::$source::new(name, (**config).clone())?;
+                            Ok(())
+                        }
+                    )*
                 }
             }
 
@@ -102,14 +113,14 @@ macro_rules! brokers {
                 }
             }
 
-            /// Asks the broker how much waits, which fails when it cannot be reached.
+            /// Connects and looks for what it would read; takes nothing.
             #[allow(unused_variables, reason = "a build without brokers asks none")]
-            pub(crate) async fn lag(&self, name: &str) -> Result<Option<u64>, Error> {
+            pub(crate) async fn check(&self, name: &str) -> Result<Option<String>, Error> {
                 match *self {
                     $(
                         #[cfg(feature = $feature)]
                         Self::$variant(ref config) => {
-                            oncebox::$module::$source::new(name, (**config).clone())?.lag().await
+                            oncebox::$module::$source::new(name, (**config).clone())?.check().await
                         }
                     )*
                 }
@@ -125,11 +136,35 @@ macro_rules! brokers {
                         #[cfg(feature = $feature)]
                         $feature => Some((|| {
                             let config: oncebox::$module::$sink_config = deserialize(keys)?;
-                            oncebox::$module::$sink::new(config.clone())?;
                             Ok(Self::$variant(Box::new(config)))
                         })()),
                     )*
                     _ => None,
+                }
+            }
+
+            /// Finds settings that cannot work, before the first connection does.
+            pub(crate) fn try_out(&self) -> Result<(), Wrong> {
+                match *self {
+                    $(
+                        #[cfg(feature = $feature)]
+                        Self::$variant(ref config) => {
+                            oncebox::$module::$sink::new((**config).clone())?;
+                            Ok(())
+                        }
+                    )*
+                }
+            }
+
+            /// Connects and looks for the place it would send to; sends nothing.
+            pub(crate) async fn check(&self) -> Result<Option<String>, Error> {
+                match *self {
+                    $(
+                        #[cfg(feature = $feature)]
+                        Self::$variant(ref config) => {
+                            oncebox::$module::$sink::new((**config).clone())?.check().await
+                        }
+                    )*
                 }
             }
 
@@ -183,19 +218,17 @@ pub(crate) fn relay_of<K: Sink>(settings: &SinkConfig, sink: K) -> Relay<K> {
 #[allow(dead_code, reason = "a build without brokers reads none")]
 fn deserialize<T: DeserializeOwned>(keys: Map<String, Value>) -> Result<T, Wrong> {
     serde_path_to_error::deserialize(Value::Object(keys)).map_err(|error| {
-        let path = error.path().to_string();
+        let path = error.path().iter().filter_map(|part| match part {
+            serde_path_to_error::Segment::Map { key } => Some(key.clone()),
+            _ => None,
+        });
+        let path = path.collect();
         let text = error.into_inner().to_string();
-        let words: Vec<String> = text.split('`').skip(1).step_by(2).map(str::to_owned).collect();
-        if text.starts_with("unknown field") {
-            let known = words.get(1..).unwrap_or_default().to_vec();
-            return Wrong { key: words.into_iter().next(), text: "unknown key".to_owned(), known };
-        }
         // What was found may be a secret in the wrong place, so only what was expected is told.
         let text = match text.split_once("expected ") {
             Some((_, expected)) => format!("it must be {expected}"),
             None => text,
         };
-        let key = path.split('.').next().filter(|key| !key.is_empty()).map(str::to_owned);
-        Wrong { key, text, known: Vec::new() }
+        Wrong { path, text }
     })
 }

@@ -1,13 +1,16 @@
 //! `oncebox check`: connects to everything and says what would run, without running it.
 
+use std::path::Path;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use oncebox::store::{Connection, TxLimits};
-use oncebox::{Error, ErrorKind, MariaStore, PgStore, SqliteStore};
+use oncebox::{Error, MariaStore, PgStore, SqliteStore};
 use url::Url;
 
-use crate::config::{Action, Config, HandlerConfig, SinkType, SourceType, StoreType, TokenRule};
+use crate::config::{Action, Config, SinkConfig, SinkType, SourceConfig, SourceType, StoreType, TokenRule};
 use crate::handlers::address;
+use crate::handlers::statement::Statement;
 use crate::service::use_ring;
 use crate::stores::{ServiceStore, open_in_time};
 
@@ -23,7 +26,7 @@ pub struct Report {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// `store`, `http`, `source NAME`, `handler NAME`, `sink NAME`.
+    /// `store`, `http`, `telemetry`, `source NAME`, `handler NAME`, `sink NAME`.
     pub what: String,
     /// What it would do.
     pub does: String,
@@ -36,157 +39,216 @@ impl Report {
     pub fn is_good(&self) -> bool {
         self.findings.iter().all(|finding| finding.problem.is_none())
     }
+}
 
-    fn add(&mut self, what: impl Into<String>, does: impl Into<String>, tried: Result<(), String>) {
-        self.findings.push(Finding { what: what.into(), does: does.into(), problem: tried.err() });
+impl Finding {
+    fn new(what: impl Into<String>, does: impl Into<String>, tried: Result<(), String>) -> Self {
+        Self { what: what.into(), does: does.into(), problem: tried.err() }
     }
 }
 
-/// How long any one of them may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long any one of them may take to answer; longer than brokers take by themselves, whose errors say more.
+const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Tries everything that a configuration names. Changes nothing.
+/// Tries everything that a configuration names, all at one time. Changes nothing.
 pub async fn check(config: &Config) -> Report {
     use_ring();
-    let mut report = Report::default();
     match config.store.database {
-        StoreType::Sqlite => on_store::<SqliteStore>(config, &mut report).await,
-        StoreType::Postgres => on_store::<PgStore>(config, &mut report).await,
-        StoreType::Mariadb => on_store::<MariaStore>(config, &mut report).await,
+        StoreType::Sqlite => on_store::<SqliteStore>(config).await,
+        StoreType::Postgres => on_store::<PgStore>(config).await,
+        StoreType::Mariadb => on_store::<MariaStore>(config).await,
     }
-    report
 }
 
-async fn on_store<St: ServiceStore>(config: &Config, report: &mut Report) {
-    let database = config.store.database.as_str();
-    let opened = open::<St>(config).await;
-    let pending = match &opened {
-        Ok(store) => store.pending_migrations().await.map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
+async fn on_store<St: ServiceStore>(config: &Config) -> Report {
+    let (store, http, telemetry, sources, sinks) = tokio::join!(
+        with_store::<St>(config),
+        http(config),
+        telemetry(config),
+        join_all(config.sources.iter().map(|one| source(config, one))),
+        join_all(config.sinks.iter().map(sink)),
+    );
+    let (store, handlers) = store;
+    let findings = [store, http].into_iter().chain(telemetry).chain(sources).chain(handlers).chain(sinks);
+    Report { findings: findings.collect() }
+}
+
+/// The store, and the handlers, of which some need it.
+async fn with_store<St: ServiceStore>(config: &Config) -> (Finding, Vec<Finding>) {
+    let opening = async {
+        let opened = open::<St>(config).await;
+        let finding = store(config, &opened).await;
+        (finding, opened)
     };
+    let posting = join_all(config.handlers.iter().map(|handler| async {
+        match &handler.action {
+            Action::Http(action) => connect(&action.url).await,
+            Action::Sql(_) | Action::Sink(_) => Ok(()),
+        }
+    }));
+    let ((finding, opened), posted) = tokio::join!(opening, posting);
+    let mut handlers = Vec::new();
+    for (handler, posted) in config.handlers.iter().zip(posted) {
+        let does = format!("{} on {}", handler.action.as_str(), handler.on.join(", "));
+        let (does, tried) = match (&handler.action, &opened) {
+            (Action::Sql(statements), Opened::Store(store)) => {
+                (does, try_statements(store, config, statements).await)
+            }
+            (Action::Sql(_), _) => (format!("{does}, not tried without a database"), Ok(())),
+            (Action::Http(_) | Action::Sink(_), _) => (does, posted),
+        };
+        handlers.push(Finding::new(format!("handler {}", handler.name), does, tried));
+    }
+    (finding, handlers)
+}
+
+/// What became of the store.
+enum Opened<St> {
+    Store(St),
+    /// It is a file that is not there.
+    NoFile(String),
+    Failed(String),
+}
+
+/// Opens the store, but makes no file that is not there.
+async fn open<St: ServiceStore>(config: &Config) -> Opened<St> {
+    if config.store.database == StoreType::Sqlite {
+        let url = config.store.url.expose();
+        let path = url.trim_start_matches("sqlite:").trim_start_matches("//");
+        let path = Path::new(path.split('?').next().unwrap_or_default());
+        let shown = path.display().to_string();
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        if folder.is_some_and(|folder| !folder.is_dir()) {
+            return Opened::Failed(format!("there is no folder for `{shown}`; make it"));
+        }
+        if !path.exists() && shown != ":memory:" {
+            return Opened::NoFile(shown);
+        }
+    }
+    match open_in_time(&config.store).await {
+        Ok(store) => Opened::Store(store),
+        Err(error) => Opened::Failed(error.to_string()),
+    }
+}
+
+async fn store<St: ServiceStore>(config: &Config, opened: &Opened<St>) -> Finding {
+    let database = config.store.database.as_str();
+    let store = match opened {
+        Opened::Store(store) => store,
+        Opened::NoFile(path) if config.store.migrate => {
+            let does = format!("{database}, whose file `{path}` is not there yet and would be created");
+            return Finding::new("store", does, Ok(()));
+        }
+        Opened::NoFile(path) => {
+            let text = format!("there is no file `{path}`; run `oncebox migrate`, or set `migrate = true`");
+            return Finding::new("store", database, Err(text));
+        }
+        Opened::Failed(problem) => return Finding::new("store", database, Err(problem.clone())),
+    };
+    let pending = tokio::time::timeout(PATIENCE, store.pending_migrations()).await;
     let (does, tried) = match pending {
-        Ok(0) => (format!("{database}, its tables are up to date"), Ok(())),
-        Ok(_) if config.store.migrate => {
+        Ok(Ok(0)) => (format!("{database}, its tables are up to date"), Ok(())),
+        Ok(Ok(_)) if config.store.migrate => {
             (format!("{database}, whose tables are brought up to date at start"), Ok(()))
         }
-        Ok(count) => {
+        Ok(Ok(count)) => {
             let text =
                 format!("{count} migrations are not applied; run `oncebox migrate`, or set `migrate = true`");
             (database.to_owned(), Err(text))
         }
-        Err(problem) => (database.to_owned(), Err(problem)),
+        Ok(Err(error)) => (database.to_owned(), Err(error.to_string())),
+        Err(_) => (database.to_owned(), Err(late())),
     };
-    report.add("store", does, tried);
+    Finding::new("store", does, tried)
+}
 
+async fn http(config: &Config) -> Finding {
     let listen = config.http.listen;
     match tokio::net::TcpListener::bind(listen).await {
-        Ok(_) => report.add("http", format!("listens on {listen}"), Ok(())),
+        Ok(_) => Finding::new("http", format!("listens on {listen}"), Ok(())),
         // Most likely the service that is to be replaced.
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            report.add("http", format!("listens on {listen}, where somebody listens now"), Ok(()));
+            Finding::new("http", format!("listens on {listen}, where somebody listens now"), Ok(()))
         }
-        Err(error) => report.add("http", format!("listens on {listen}"), Err(error.to_string())),
+        Err(error) => Finding::new("http", format!("listens on {listen}"), Err(error.to_string())),
     }
-    for source in &config.sources {
-        let what = format!("source {}", source.name);
-        match &source.source {
-            SourceType::Http(http) => {
-                let proof = match (&http.verify, http.token, &config.http.token) {
-                    (Some(_), TokenRule::Always, _) => "signed, with a token",
-                    (Some(_), ..) => "signed",
-                    (None, TokenRule::Always, _) | (None, TokenRule::Auto, Some(_)) => "with a token",
-                    (None, TokenRule::Auto, None) => "from this machine, with a token once there is one",
-                    (None, TokenRule::Never, _) => "from this machine",
-                };
-                report.add(what, format!("takes POST /in/{} {proof}", source.name), Ok(()));
-            }
-            SourceType::Broker { broker, .. } => {
-                let asking = tokio::time::timeout(PATIENCE, broker.lag(&source.name)).await;
-                let (does, tried) = match asking {
-                    Ok(Ok(Some(lag))) => {
-                        (format!("takes messages from {}, where {lag} wait", broker.word()), Ok(()))
-                    }
-                    Ok(Ok(None)) => {
-                        (format!("takes messages from {}, which was not asked", broker.word()), Ok(()))
-                    }
-                    Ok(Err(error)) => {
-                        (format!("takes messages from {}", broker.word()), Err(error.to_string()))
-                    }
-                    Err(_) => {
-                        let text = format!("it does not answer within {PATIENCE:?}");
-                        (format!("takes messages from {}", broker.word()), Err(text))
-                    }
-                };
-                report.add(what, does, tried);
-            }
+}
+
+async fn telemetry(config: &Config) -> Option<Finding> {
+    let collector = config.telemetry.otlp.as_ref()?;
+    let host = collector.host_str().unwrap_or_default();
+    Some(Finding::new("telemetry", format!("sends traces to {host}"), connect(collector).await))
+}
+
+async fn source(config: &Config, source: &SourceConfig) -> Finding {
+    let what = format!("source {}", source.name);
+    match &source.source {
+        SourceType::Http(http) => {
+            let proof = match (&http.verify, http.token, &config.http.token) {
+                (Some(_), TokenRule::Always, _) => "signed, with a token",
+                (Some(_), ..) => "signed",
+                (None, TokenRule::Always, _) | (None, TokenRule::Auto, Some(_)) => "with a token",
+                (None, TokenRule::Auto, None) => "from this machine, with a token once there is one",
+                (None, TokenRule::Never, _) => "from this machine",
+            };
+            Finding::new(what, format!("takes POST /in/{} {proof}", source.name), Ok(()))
         }
-    }
-    for handler in &config.handlers {
-        let does = format!("{} on {}", handler.action.as_str(), handler.on.join(", "));
-        let tried = match &opened {
-            Ok(store) => try_handler(store, config, handler).await,
-            Err(_) => Ok(()),
-        };
-        report.add(format!("handler {}", handler.name), does, tried);
-    }
-    for sink in &config.sinks {
-        let what = format!("sink {}", sink.name);
-        match &sink.sink {
-            SinkType::Http(http) => {
-                let host = http.url.host_str().unwrap_or_default();
-                report.add(what, format!("posts to {host}"), connect(&http.url).await);
-            }
-            SinkType::Broker(broker) => {
-                report.add(what, format!("sends to {}, which was not asked", broker.word()), Ok(()));
-            }
+        SourceType::Broker { broker, .. } => {
+            let does = format!("takes messages from {}", broker.word());
+            let (does, tried) = found(does, broker.check(&source.name)).await;
+            Finding::new(what, does, tried)
         }
     }
 }
 
-/// Opens the store, but makes no file that is not there.
-async fn open<St: ServiceStore>(config: &Config) -> Result<St, Error> {
-    if config.store.database == StoreType::Sqlite {
-        let url = config.store.url.expose();
-        let path = url.trim_start_matches("sqlite:").trim_start_matches("//");
-        let path = path.split('?').next().unwrap_or_default();
-        if !std::path::Path::new(path).exists() {
-            let folder = std::path::Path::new(path).parent().filter(|folder| !folder.as_os_str().is_empty());
-            if folder.is_some_and(|folder| !folder.is_dir()) {
-                return Err(Error::new(
-                    ErrorKind::Unavailable,
-                    format!("there is no folder for `{path}`; make it"),
-                ));
-            }
-            let text =
-                format!("there is no file `{path}` yet; `oncebox serve` or `oncebox migrate` makes it");
-            return Err(Error::new(ErrorKind::Schema, text));
+async fn sink(sink: &SinkConfig) -> Finding {
+    let what = format!("sink {}", sink.name);
+    match &sink.sink {
+        SinkType::Http(http) => {
+            let host = http.url.host_str().unwrap_or_default();
+            Finding::new(what, format!("posts to {host}"), connect(&http.url).await)
+        }
+        SinkType::Broker(broker) => {
+            let (does, tried) = found(format!("sends to {}", broker.word()), broker.check()).await;
+            Finding::new(what, does, tried)
         }
     }
-    open_in_time(&config.store).await
 }
 
-async fn try_handler<St: ServiceStore>(
+/// What a source or sink does, with what it has found, and why it would not.
+async fn found(
+    does: String,
+    checking: impl Future<Output = Result<Option<String>, Error>>,
+) -> (String, Result<(), String>) {
+    match tokio::time::timeout(PATIENCE, checking).await {
+        Ok(Ok(Some(found))) => (format!("{does}: {found}"), Ok(())),
+        Ok(Ok(None)) => (format!("{does}, which was not asked"), Ok(())),
+        Ok(Err(error)) => (does, Err(error.to_string())),
+        Err(_) => (does, Err(late())),
+    }
+}
+
+fn late() -> String {
+    format!("it does not answer within {PATIENCE:?}; check its address")
+}
+
+/// Lets the database look at statements, in a transaction that is rolled back.
+async fn try_statements<St: ServiceStore>(
     store: &St,
     config: &Config,
-    handler: &HandlerConfig,
+    statements: &[Statement],
 ) -> Result<(), String> {
-    match &handler.action {
-        Action::Sql(statements) => {
-            let limits = TxLimits { statement: PATIENCE };
-            let mut connection = store.begin_plain(limits).await.map_err(|error| error.to_string())?;
-            let mut tried = Ok(());
-            for statement in statements {
-                tried = St::prepare(&mut connection, &St::sql(statement, &config.store)).await;
-                if tried.is_err() {
-                    break;
-                }
-            }
-            connection.rollback().await;
-            tried.map_err(|error| error.to_string())
+    let limits = TxLimits { statement: PATIENCE };
+    let mut connection = store.begin_plain(limits).await.map_err(|error| error.to_string())?;
+    let mut tried = Ok(());
+    for statement in statements {
+        tried = St::prepare(&mut connection, &St::sql(statement, &config.store)).await;
+        if tried.is_err() {
+            break;
         }
-        Action::Http(action) => connect(&action.url).await,
-        Action::Sink(_) => Ok(()),
     }
+    connection.rollback().await;
+    tried.map_err(|error| error.to_string())
 }
 
 /// Looks the host up and connects; sends nothing.
@@ -204,10 +266,10 @@ async fn connect(url: &Url) -> Result<(), String> {
                 "`{host}` stands for a link-local or metadata address, which is never asked"
             ));
         }
-        tokio::net::TcpStream::connect(&found[..])
-            .await
-            .map(drop)
-            .map_err(|error| format!("`{host}` port {port} cannot be reached: {error}"))
+        tokio::net::TcpStream::connect(&found[..]).await.map(drop).map_err(|error| {
+            format!("`{host}` port {port} cannot be reached (is it running? check the address): {error}")
+        })
     };
-    tokio::time::timeout(PATIENCE, trying).await.unwrap_or_else(|_| Err(format!("`{host}` does not answer")))
+    let late = || Err(format!("`{host}` port {port} does not answer within {PATIENCE:?}; check the address"));
+    tokio::time::timeout(PATIENCE, trying).await.unwrap_or_else(|_| late())
 }

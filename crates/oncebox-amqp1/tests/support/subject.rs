@@ -89,6 +89,7 @@ impl BrokerSubject for Amqp1Subject {
         id_place: "property:message-id",
         cloud_events_prefix: "cloudEvents:",
         tells_lag: false,
+        finds_places: false,
         survives_crash: true,
         proxied: true,
         prefetch: PREFETCH as u64,

@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::print_stderr)]
 
 pub(crate) mod receiver;
+pub(crate) mod redis;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;

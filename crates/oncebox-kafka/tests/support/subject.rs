@@ -27,6 +27,7 @@ const FACTS: BrokerFacts = BrokerFacts {
     id_place: "header:message-id",
     cloud_events_prefix: "ce_",
     tells_lag: true,
+    finds_places: true,
     survives_crash: true,
     // Clients learn the brokers' own addresses from the first one they reach, so a proxy is passed by. What the suite
     // does with one is done in `tests/outages.rs`, with a server that advertises the proxy's address.

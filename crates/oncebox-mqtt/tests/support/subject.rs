@@ -83,6 +83,7 @@ impl BrokerSubject for MosquittoSubject {
         id_place: "header:message-id",
         cloud_events_prefix: "",
         tells_lag: false,
+        finds_places: false,
         // Mosquitto saves what it has once a second at best.
         survives_crash: false,
         proxied: true,

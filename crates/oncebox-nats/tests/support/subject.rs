@@ -86,6 +86,7 @@ impl BrokerSubject for NatsSubject {
         id_place: "header:Nats-Msg-Id",
         cloud_events_prefix: "ce-",
         tells_lag: true,
+        finds_places: true,
         survives_crash: true,
         proxied: true,
         prefetch: 1000,

@@ -114,6 +114,7 @@ impl BrokerSubject for RabbitmqSubject {
         id_place: "property:message-id",
         cloud_events_prefix: "cloudEvents:",
         tells_lag: true,
+        finds_places: true,
         survives_crash: true,
         proxied: true,
         prefetch: 2000,

@@ -57,6 +57,7 @@ impl BrokerSubject for RedisSubject {
         id_place: "property:id",
         cloud_events_prefix: "ce-",
         tells_lag: true,
+        finds_places: true,
         survives_crash: true,
         proxied: true,
         prefetch: 1000,

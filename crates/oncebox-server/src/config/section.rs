@@ -331,10 +331,82 @@ impl<'a> Section<'a> {
         table.iter().filter_map(pair).collect()
     }
 
-    /// Every key of the section itself but these, for a broker's crate to read; variables are filled in.
+    /// Every key but these, for a broker's crate to read: the section's own, else the file's default, else the one
+    /// compiled in. Variables are filled in.
     pub(crate) fn rest(&self, read: &[&str]) -> serde_json::Map<String, serde_json::Value> {
-        let own = self.own.into_iter().flatten().filter(|(key, _)| !read.contains(&key.as_str()));
-        own.filter_map(|(key, node)| Some((key.clone(), self.json(node)?))).collect()
+        let mut rest = self.merged(&self.tables, self.compiled);
+        rest.retain(|key, _| !read.contains(&key.as_str()));
+        rest
+    }
+
+    /// A problem for each key that is neither in the reference nor one of these.
+    pub(crate) fn check_rest(&self, read: &[&str]) {
+        if let (Some(own), Some(compiled)) = (self.own, self.compiled) {
+            self.check_table(own, compiled, &self.path, read);
+        }
+    }
+
+    fn check_table(&self, own: &Table, compiled: &Table, path: &str, read: &[&str]) {
+        for (key, node) in own {
+            match (compiled.get(key).map(|node| &node.value), &node.value) {
+                // An empty one is for names of any kind.
+                (Some(Value::Table(compiled)), Value::Table(own)) if !compiled.is_empty() => {
+                    self.check_table(own, compiled, &format!("{path}.{key}"), &[]);
+                }
+                (Some(_), _) => {}
+                (None, _) if read.contains(&key.as_str()) => {}
+                (None, _) => {
+                    let known: Vec<&str> =
+                        compiled.keys().map(String::as_str).chain(read.iter().copied()).collect();
+                    let hint = suggestion(key, known);
+                    self.reader
+                        .problem(node.key_at.clone(), format!("unknown key `{key}` in [{path}]{hint}"));
+                }
+            }
+        }
+    }
+
+    fn merged(
+        &self,
+        tables: &[&Table],
+        compiled: Option<&Table>,
+    ) -> serde_json::Map<String, serde_json::Value> {
+        let mut merged = serde_json::Map::new();
+        let keys: BTreeSet<&String> = tables.iter().copied().chain(compiled).flat_map(Table::keys).collect();
+        for key in keys {
+            let default = compiled.and_then(|table| table.get(key));
+            let Some(node) = tables.iter().find_map(|table| table.get(key)).or(default) else { continue };
+            let value = match (&node.value, default.map(|default| &default.value)) {
+                // As in the reference, where an empty text stands for a key that is not set.
+                (Value::Text(text), Some(Value::Text(default))) if text.is_empty() && default.is_empty() => {
+                    None
+                }
+                (Value::Table(_), Some(Value::Table(default))) => {
+                    let inner: Vec<&Table> =
+                        tables.iter().filter_map(|table| inner_table(table, key)).collect();
+                    Some(self.merged(&inner, Some(default)).into())
+                }
+                _ => {
+                    self.note_secret(key, &node.value);
+                    self.json(node)
+                }
+            };
+            merged.extend(value.map(|value| (key.clone(), value)));
+        }
+        merged
+    }
+
+    /// Notes a secret that stands in the file itself: a password by its key, or one in an address.
+    fn note_secret(&self, key: &str, value: &Value) {
+        let Value::Text(text) = value else { return };
+        let is_secret =
+            ["password", "secret", "token", "nkey", "key.pem"].iter().any(|word| key.contains(word));
+        let login =
+            text.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')).map(|(login, _)| login);
+        let has_secret = login.is_some_and(|login| login.contains(':') || text.starts_with("nats"));
+        if (is_secret || has_secret) && !text.is_empty() && !text.contains("${") {
+            *self.reader.literal_secrets.borrow_mut() = true;
+        }
     }
 
     fn json(&self, node: &Node) -> Option<serde_json::Value> {
@@ -342,15 +414,19 @@ impl<'a> Section<'a> {
         Some(match &node.value {
             Value::Text(text) => Json::from(self.filled(node, text)?),
             Value::Whole(number) => Json::from(*number),
+            Value::Fraction(number) => Json::from(*number),
             Value::Flag(flag) => Json::from(*flag),
             Value::List(items) => {
                 items.iter().map(|item| self.json(item)).collect::<Option<Vec<_>>>()?.into()
             }
             Value::Table(table) => {
-                let pairs = table.iter().map(|(key, node)| Some((key.clone(), self.json(node)?)));
+                let pairs = table.iter().map(|(key, node)| {
+                    self.note_secret(key, &node.value);
+                    Some((key.clone(), self.json(node)?))
+                });
                 Json::Object(pairs.collect::<Option<_>>()?)
             }
-            Value::Fraction(_) | Value::Other(_) => {
+            Value::Other(_) => {
                 let what = node.value.what();
                 self.reader.problem(node.at.clone(), format!("{what} means nothing here"));
                 return None;
@@ -360,15 +436,19 @@ impl<'a> Section<'a> {
 
     /// Notes a problem that a broker's crate found.
     pub(crate) fn wrong_in_rest(&self, wrong: &crate::brokers::Wrong) {
-        let node = wrong.key.as_ref().and_then(|key| self.own.and_then(|own| own.get(key)));
-        let at = node.map_or(self.at(), |node| node.key_at.clone());
-        let text = match (&wrong.key, wrong.known.is_empty()) {
-            (Some(key), false) => {
-                let hint = suggestion(key, wrong.known.iter().map(String::as_str));
-                format!("unknown key `{key}` in [{}]{hint}", self.path)
-            }
-            (Some(key), true) => format!("`{key}`: {}", wrong.text),
-            (None, _) => format!("[{}]: {}", self.path, wrong.text),
+        let mut path: Vec<&str> = wrong.path.iter().map(String::as_str).collect();
+        if path.is_empty() {
+            // Its first words name the setting.
+            let words = wrong.text.split([' ', ':', '.', '`']).filter(|word| !word.is_empty());
+            path.extend(
+                words.take(1).filter(|word| self.compiled.is_some_and(|table| table.contains_key(*word))),
+            );
+        }
+        let found = self.tables.iter().find_map(|table| deepest(table, &path));
+        let at = found.map_or(self.at(), |node| node.key_at.clone());
+        let text = match wrong.path.last() {
+            Some(key) => format!("`{key}`: {}", wrong.text),
+            None => format!("[{}]: {}", self.path, wrong.text),
         };
         self.reader.problem(at, text);
     }
@@ -494,5 +574,15 @@ fn inner_table<'a>(table: &'a Table, key: &str) -> Option<&'a Table> {
     match &table.get(key)?.value {
         Value::Table(inner) => Some(inner),
         _ => None,
+    }
+}
+
+/// The node at the end of a path, or as far down as there is one.
+fn deepest<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Node> {
+    let (first, rest) = path.split_first()?;
+    let node = table.get(*first)?;
+    match &node.value {
+        Value::Table(inner) => deepest(inner, rest).or(Some(node)),
+        _ => Some(node),
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use oncebox::Backoff;
 
 use super::section::{Reader, Section};
-use super::source::{is_name, no_defaults, unknown_type};
+use super::source::{TYPES, is_name, unknown_type};
 use crate::brokers::BrokerSink;
 
 pub use http::HttpSinkConfig;
@@ -56,11 +56,19 @@ pub(super) fn check_defaults(reader: &Reader<'_>) {
             section.finish();
             continue;
         }
+        let path = format!("defaults.sink.{name}");
+        let section = reader.section(&path, &path);
         if name != "http" {
-            no_defaults(reader, "sink", &name, at);
+            if !TYPES.contains(&name.as_str()) {
+                unknown_type(reader, "sink", &name, at);
+                continue;
+            }
+            section.check_rest(&[]);
+            if let Some(Err(wrong)) = BrokerSink::read(&name, section.rest(OURS)) {
+                section.wrong_in_rest(&wrong);
+            }
             continue;
         }
-        let section = reader.section("defaults.sink.http", "defaults.sink.http");
         relay(&section, String::new(), SinkType::Http(http::read_shared(&section)));
         section.finish();
     }
@@ -72,16 +80,22 @@ fn read(reader: &Reader<'_>, name: String) -> Option<SinkConfig> {
     let sink = match section.required_text("type").as_str() {
         "http" => SinkType::Http(http::read(&section)),
         "" => return None,
-        other => return broker(reader, &reader.section(&path, "defaults.sink.broker"), name, other),
+        other => return broker(reader, name, other),
     };
     let config = relay(&section, name, sink);
     section.finish();
     Some(config)
 }
 
-fn broker(reader: &Reader<'_>, section: &Section<'_>, name: String, word: &str) -> Option<SinkConfig> {
-    let read = BrokerSink::read(word, section.rest(&["type", "relay"]));
-    let sink = match read {
+/// The keys that are read here; the broker's crate reads the others.
+const OURS: &[&str] = &["type", "relay"];
+
+fn broker(reader: &Reader<'_>, name: String, word: &str) -> Option<SinkConfig> {
+    let path = format!("sink.{name}");
+    let section = reader.section(&path, &format!("defaults.sink.{word}"));
+    section.check_rest(OURS);
+    let read = BrokerSink::read(word, section.rest(OURS));
+    let sink = match read.map(|read| read.and_then(|broker| broker.try_out().map(|()| broker))) {
         Some(Ok(sink)) => SinkType::Broker(sink),
         Some(Err(wrong)) => {
             section.wrong_in_rest(&wrong);
@@ -93,7 +107,7 @@ fn broker(reader: &Reader<'_>, section: &Section<'_>, name: String, word: &str) 
         }
     };
     // In a table of their own, because brokers have a `timeout` or `batch` of theirs.
-    let settings = section.inner("relay")?;
+    let settings = reader.section(&path, "defaults.sink.broker").inner("relay")?;
     let config = relay(&settings, name, sink);
     settings.finish();
     Some(config)

@@ -4,12 +4,13 @@ mod http;
 
 use std::time::Duration;
 
+use oncebox_core::Error;
 use oncebox_core::mapping::Mapping;
 
 use super::problem::suggestion;
 use super::secret::Secret;
 use super::section::{Reader, Section};
-use crate::brokers::BrokerSource;
+use crate::brokers::{BrokerSource, Wrong};
 
 pub use http::HttpSourceConfig;
 
@@ -100,7 +101,7 @@ pub enum Encoding {
 }
 
 /// Every type there is, in this build or another.
-const TYPES: &[&str] = &["http", "rabbitmq", "kafka", "nats", "redis", "mqtt", "amqp1"];
+pub(super) const TYPES: &[&str] = &["http", "rabbitmq", "kafka", "nats", "redis", "mqtt", "amqp1"];
 
 pub(super) fn read_all(reader: &Reader<'_>, is_local: bool) -> Vec<SourceConfig> {
     let mut names = reader.names("source");
@@ -134,11 +135,20 @@ pub(super) fn check_defaults(reader: &Reader<'_>) {
             section.finish();
             continue;
         }
+        let path = format!("defaults.source.{name}");
+        let section = reader.section(&path, &path);
         if name != "http" {
-            no_defaults(reader, "source", &name, at);
+            if !TYPES.contains(&name.as_str()) {
+                unknown_type(reader, "source", &name, at);
+                continue;
+            }
+            section.check_rest(&[]);
+            let read = BrokerSource::read(&name, section.rest(OURS), mapping(&section));
+            if let Some(Err(wrong)) = read {
+                section.wrong_in_rest(&wrong);
+            }
             continue;
         }
-        let section = reader.section("defaults.source.http", "defaults.source.http");
         http::read("", &section);
         section.finish();
     }
@@ -150,7 +160,7 @@ fn read(reader: &Reader<'_>, name: String) -> Option<SourceConfig> {
     let source = match section.required_text("type").as_str() {
         "http" => SourceType::Http(Box::new(http::read(&name, &section))),
         "" => return None,
-        other => broker(reader, &reader.section(&path, "defaults.source.broker"), other)?,
+        other => broker(reader, &name, other)?,
     };
     if matches!(source, SourceType::Http(_)) {
         section.finish();
@@ -158,24 +168,21 @@ fn read(reader: &Reader<'_>, name: String) -> Option<SourceConfig> {
     Some(SourceConfig { name, source })
 }
 
-fn broker(reader: &Reader<'_>, section: &Section<'_>, word: &str) -> Option<SourceType> {
-    let (ids, kinds, keys) = (section.texts("id"), section.texts("kind"), section.texts("key"));
-    let map = |mut mapping: Mapping| {
-        if section.has("id") {
-            mapping = mapping.id(&ids)?;
-        }
-        if section.has("kind") {
-            mapping = mapping.kind(&kinds)?;
-        }
-        if section.has("key") {
-            mapping = mapping.key(&keys)?;
-        }
-        Ok(mapping)
-    };
-    let inline = section.flag("inline");
-    match BrokerSource::read(word, section.rest(&["type", "id", "kind", "key", "inline"]), map) {
+/// The keys that are read here; the broker's crate reads the others.
+const OURS: &[&str] = &["type", "id", "kind", "key", "inline"];
+
+fn broker(reader: &Reader<'_>, name: &str, word: &str) -> Option<SourceType> {
+    let path = format!("source.{name}");
+    let section = reader.section(&path, &format!("defaults.source.{word}"));
+    let inline = reader.section(&path, "defaults.source.broker").flag("inline");
+    section.check_rest(OURS);
+    let read = BrokerSource::read(word, section.rest(OURS), mapping(&section));
+    match read.map(|read| read.and_then(|broker| broker.try_out(name).map(|()| broker))) {
         Some(Ok(broker)) => Some(SourceType::Broker { broker, inline }),
-        Some(Err(wrong)) => {
+        Some(Err(mut wrong)) => {
+            // The section says whose it is.
+            let named = format!("source `{name}`: ");
+            wrong.text = wrong.text.strip_prefix(&named).unwrap_or(&wrong.text).to_owned();
             section.wrong_in_rest(&wrong);
             None
         }
@@ -186,6 +193,15 @@ fn broker(reader: &Reader<'_>, section: &Section<'_>, word: &str) -> Option<Sour
     }
 }
 
+fn mapping(section: &Section<'_>) -> Result<Mapping, Wrong> {
+    let wrong = |key: &str, error: Error| Wrong { path: vec![key.to_owned()], text: error.to_string() };
+    let (ids, kinds, keys) = (section.texts("id"), section.texts("kind"), section.texts("key"));
+    let mapping = Mapping::new(&["hash"], &["topic"]).map_err(Wrong::from)?;
+    let mapping = mapping.id(&ids).map_err(|error| wrong("id", error))?;
+    let mapping = mapping.kind(&kinds).map_err(|error| wrong("kind", error))?;
+    mapping.key(&keys).map_err(|error| wrong("key", error))
+}
+
 /// Tells a type of another build from one that nobody has heard of.
 pub(super) fn unknown_type(reader: &Reader<'_>, sort: &str, word: &str, at: std::ops::Range<usize>) {
     let text = if TYPES.contains(&word) {
@@ -194,18 +210,6 @@ pub(super) fn unknown_type(reader: &Reader<'_>, sort: &str, word: &str, at: std:
         format!("unknown {sort} type `{word}`{}", suggestion(word, TYPES.iter().copied()))
     };
     reader.problem(at, text);
-}
-
-/// Only what all brokers share has defaults in the file.
-pub(super) fn no_defaults(reader: &Reader<'_>, sort: &str, word: &str, at: std::ops::Range<usize>) {
-    if TYPES.contains(&word) {
-        let text = format!(
-            "[defaults.{sort}.{word}] is no section; what all brokers share stands in [defaults.{sort}.broker]"
-        );
-        reader.problem(at, text);
-    } else {
-        unknown_type(reader, sort, word, at);
-    }
 }
 
 /// Names are stored data and parts of addresses.

@@ -4,6 +4,7 @@
 //! file of its topic and add its name to the list in [`broker_suite!`](crate::broker_suite!); a test here fails when it
 //! is missing.
 
+pub mod checking;
 mod fixtures;
 pub mod intake;
 pub mod order;
@@ -78,6 +79,10 @@ macro_rules! broker_suite {
             what_is_confirmed_is_there,
             what_goes_nowhere_is_not_confirmed,
             a_dropped_send_spoils_no_later_one,
+        }
+        $crate::broker_cases! { $broker, $store, create, checking:
+            a_check_finds_what_is_there_and_takes_nothing,
+            a_check_names_the_server_that_is_away,
         }
         $crate::broker_cases! { $broker, $store, create, stopping:
             stopping_fifty_times_under_load_loses_and_doubles_nothing,

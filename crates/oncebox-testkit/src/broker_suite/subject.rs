@@ -101,6 +101,8 @@ pub struct BrokerFacts {
     pub cloud_events_prefix: &'static str,
     /// The source can tell how many messages wait.
     pub tells_lag: bool,
+    /// A check finds out that the place of [`BrokerSubject::sink_to_nowhere`] is not there.
+    pub finds_places: bool,
     /// What the server confirmed is still there after it was killed.
     pub survives_crash: bool,
     /// The server can be reached through a proxy.

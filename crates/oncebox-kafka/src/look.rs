@@ -1,0 +1,101 @@
+//! Questions to the brokers: who is there, and which topics.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use oncebox_core::{Error, ErrorKind};
+use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::error::KafkaError;
+use rdkafka::metadata::Metadata;
+use rdkafka::producer::{BaseProducer, Producer, ProducerContext};
+use rdkafka::{ClientConfig, ClientContext};
+
+use crate::config::refused;
+
+/// How long the brokers may take to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(8);
+
+/// Looks for the topics of a source; joins no group.
+pub(crate) async fn for_source(client: ClientConfig, topics: Vec<String>) -> Result<String, Error> {
+    look(client, topics, |client| {
+        let consumer: BaseConsumer<Noted> = BaseConsumer::from_config_and_context(client, Noted::default())?;
+        let found = consumer.fetch_metadata(None, ANSWER_WITHIN);
+        Ok((found, consumer.context().last()))
+    })
+    .await
+}
+
+/// Looks for the topic of a sink; sends nothing.
+pub(crate) async fn for_sink(client: ClientConfig, topic: String) -> Result<String, Error> {
+    look(client, vec![topic], |client| {
+        let producer: BaseProducer<Noted> = BaseProducer::from_config_and_context(client, Noted::default())?;
+        let found = producer.client().fetch_metadata(None, ANSWER_WITHIN);
+        Ok((found, producer.context().last()))
+    })
+    .await
+}
+
+type Asked = Result<(Result<Metadata, KafkaError>, String), KafkaError>;
+
+/// Asks for all topics: a question about one of them might create it.
+async fn look(
+    client: ClientConfig,
+    topics: Vec<String>,
+    ask: impl FnOnce(&ClientConfig) -> Asked + Send + 'static,
+) -> Result<String, Error> {
+    let brokers = client.get("bootstrap.servers").unwrap_or_default().to_owned();
+    let asking = tokio::task::spawn_blocking(move || ask(&client)).await;
+    let asked =
+        asking.map_err(|error| Error::caused(ErrorKind::Unavailable, "the brokers were not asked", error))?;
+    let (found, last) = asked.map_err(refused)?;
+    let found = found.map_err(|error| {
+        let why = if last.is_empty() { error.to_string() } else { last };
+        let text = format!(
+            "no broker answers at {brokers} (is it running? check `brokers`, and what `properties` say of \
+             security): {why}"
+        );
+        Error::new(ErrorKind::Unavailable, text)
+    })?;
+    let there =
+        |topic: &String| found.topics().iter().any(|one| one.name() == topic && one.error().is_none());
+    // One that begins so is a pattern, of topics that may come later.
+    match topics.iter().find(|topic| !topic.starts_with('^') && !there(topic)) {
+        Some(topic) => Err(Error::new(
+            ErrorKind::Unavailable,
+            format!("topic `{topic}` is not at {brokers}, or not for this user; create it, or mend `topic`"),
+        )),
+        None => Ok(format!("topic `{}`, {} brokers", topics.join("`, `"), found.brokers().len())),
+    }
+}
+
+/// Keeps the last thing that librdkafka complained about: its errors only say that time is up.
+#[derive(Default)]
+struct Noted(Mutex<String>);
+
+impl Noted {
+    fn last(&self) -> String {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl ClientContext for Noted {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
+        if level as i32 <= RDKafkaLogLevel::Error as i32 {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = text.to_owned();
+        }
+        crate::log(level, facility, text);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!(%error, reason, "the client reports");
+    }
+}
+
+impl ConsumerContext for Noted {}
+
+impl ProducerContext for Noted {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, _: &rdkafka::message::DeliveryResult<'_>, (): ()) {}
+}

@@ -62,12 +62,7 @@ const CHANGES: &[(&str, &str, &str, &str)] = &[
     ("http", "max_header_size", "\"8KiB\"", "odd_requests_are_refused_and_nothing_breaks"),
     ("http", "header_timeout", "\"1s\"", "slow_clients_are_cut_off_and_others_do_not_wait"),
     ("http", "body_timeout", "\"1s\"", "slow_clients_are_cut_off_and_others_do_not_wait"),
-    (
-        "http",
-        "write_timeout",
-        "\"1s\"",
-        "listeners_that_never_read_are_ended_and_their_places_are_free",
-    ),
+    ("http", "write_timeout", "\"1s\"", "listeners_that_never_read_are_ended_and_their_places_are_free"),
     ("http", "max_wrong_tokens", "3", "an_address_that_guesses_has_to_wait_and_no_other"),
     ("http", "json_depth", "3", "deep_json_is_refused_and_the_depth_is_configured"),
     ("http", "retry_after", "\"7s\"", "bodies_beyond_the_memory_limit_get_503_with_retry_after"),

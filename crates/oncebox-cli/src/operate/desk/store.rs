@@ -7,7 +7,7 @@ use oncebox::admin::{
 };
 use oncebox::store::Count;
 use oncebox::{Error, ErrorKind, Inbox, Message, Received};
-use oncebox_server::view::{self, Audited, Delivery, Outgoing, Replay, Status, Whole};
+use oncebox_server::view::{self, Audited, Outgoing, Replay, Status, Whole};
 use serde_json::{Value, json};
 
 use super::super::screen::safe;

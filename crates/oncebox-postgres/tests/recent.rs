@@ -4,8 +4,8 @@ mod common;
 
 use bytes::Bytes;
 use common::{DAY, LIMITS, Scratch, arrivals, everything, message, with_store};
-use oncebox_core::store::{Claim, Connection, LaneBound, LaneRow, ReadLanes, Retention};
-use oncebox_core::{Failure, Inbox, Message, Received, Store, handler, run};
+use oncebox_core::store::{ABANDONED_AFTER, Claim, Connection, LaneBound, LaneRow, ReadLanes, Retention};
+use oncebox_core::{Attempt, Failure, Inbox, Message, Received, Store, handler, run};
 use oncebox_postgres::{PgStore, PgTx};
 use sqlx::{AssertSqlSafe, Row};
 
@@ -126,9 +126,12 @@ async fn a_log_that_lost_its_last_messages_is_believed() {
         let (here, there) = (scratch.store.clone().remember(MEBIBYTE), scratch.store.clone());
         let inbox = recording(scratch, &here, 10).await;
         inbox.receive(&["a", "b", "c"].map(keyed)).await.unwrap();
+        let at = scratch.number("select max(received_at) from {schema}.log").await;
         lose_everything(scratch).await;
         // They take the seqs that the lost ones had, in the same lane.
         Inbox::new(there).receive(&["x", "y", "z"].map(keyed)).await.unwrap();
+        // Even at the same time.
+        scratch.sql(&format!("update {{schema}}.log set received_at = {at}")).await;
         run(inbox).drain().await.unwrap();
         assert_eq!(ids(scratch).await, ["x", "y", "z"]);
     })
@@ -314,7 +317,7 @@ async fn a_failing_message_holds_the_later_ones_of_its_key() {
         let here = scratch.store.clone().remember(MEBIBYTE);
         scratch.sql("create table {schema}.ran (number bigserial, id text, payload text)").await;
         let insert = format!("insert into {}.ran (id, payload) values ($1, '')", scratch.schema);
-        let record = move |mut tx: PgTx, oncebox_core::Attempt(attempt), message: Message| {
+        let record = move |mut tx: PgTx, Attempt(attempt), message: Message| {
             let insert = insert.clone();
             async move {
                 if message.id == "a" && attempt == 1 {
@@ -334,6 +337,35 @@ async fn a_failing_message_holds_the_later_ones_of_its_key() {
         scratch.clock.advance(DAY);
         run(inbox).drain().await.unwrap();
         assert_eq!(ids(scratch).await, ["a", "b"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn all_that_a_dead_process_was_reading_is_suspected_whoever_received_it() {
+    with_store(async |scratch| {
+        let here = scratch.store.clone().remember(MEBIBYTE);
+        scratch.sql("create table {schema}.ran (number bigserial, id text, payload text)").await;
+        let insert = format!("insert into {}.ran (id, payload) values ($1, $2::text)", scratch.schema);
+        let record = move |mut tx: PgTx, Attempt(attempt), message: Message| {
+            let insert = insert.clone();
+            async move {
+                let insert = sqlx::query(AssertSqlSafe(insert)).bind(message.id).bind(attempt.to_string());
+                insert.execute(&mut *tx).await?;
+                Ok::<(), Failure>(())
+            }
+        };
+        let inbox = Inbox::new(here).on("*", handler("h", record));
+        inbox.register().await.unwrap();
+        inbox.receive(&[keyed("a")]).await.unwrap();
+        Inbox::new(scratch.store.clone()).receive(&[keyed("b")]).await.unwrap();
+        let claim = Claim { handler: "h", token: scratch.token(), lanes: 32, limit: 10 };
+        assert_eq!(scratch.store.claim(&claim).await.unwrap().len(), 1);
+        scratch.clock.advance(ABANDONED_AFTER * 2);
+        run(inbox).drain().await.unwrap();
+        let mut ran = ran(scratch).await;
+        ran.sort();
+        assert_eq!(ran, [("a", "2"), ("b", "2")].map(|(id, attempt)| (id.to_owned(), attempt.to_owned())));
     })
     .await;
 }

@@ -1,5 +1,8 @@
 //! Messages that a process has received itself are not read back, and never mistaken for others.
 
+// A failed expectation of a helper is a panic, as in any test.
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use bytes::Bytes;

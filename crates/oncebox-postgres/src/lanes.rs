@@ -94,7 +94,8 @@ impl Inner {
             // It may have been ordered before; nobody would promote these any more.
             self.sql.release_held.query().bind(self.shift()).bind(name).execute(&mut *connection).await?;
         }
-        self.sql
+        let cursors = self
+            .sql
             .register_cursors
             .query()
             .bind(name)
@@ -102,6 +103,10 @@ impl Inner {
             .bind(i32::from(LANES))
             .execute(&mut *connection)
             .await?;
+        if registration.from_start && cursors.rows_affected() > 0 {
+            // The oldest messages of the run may have been purged, which no cursor kept them from.
+            self.recent.clear();
+        }
         Ok(())
     }
 

@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 
 use oncebox_core::store::{Arrival, InlineBatch, ReadInline};
 use oncebox_core::{Error, Received};
-use sqlx::postgres::PgArguments;
+use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row};
 use sqlx_core::transaction::TransactionManager;
 use uuid::Uuid;
 
 use crate::error::Problem;
-use crate::recent::Appended;
+use crate::recent::{Appended, Tail};
 use crate::rows::{Columns, stored_lane, uuids};
 use crate::store::Inner;
 use crate::tx::{Manager, PgTransaction, autocommit};
@@ -90,13 +90,15 @@ impl Inner {
         if Manager::get_transaction_depth(connection) > 0 {
             return Ok(None);
         }
+        let tail = self.recent.tail();
         let query = bind_arrivals(self.sql.receive_new.query().bind(self.shift()), arrivals.iter());
-        match query.fetch_optional(&mut *connection).await.map_err(Problem::from) {
+        match bind_tail(query, tail.as_ref()).fetch_optional(&mut *connection).await.map_err(Problem::from) {
             Ok(Some(row)) => {
                 let after: i64 = row.try_get(0)?;
                 let new: Vec<(usize, i64)> = (0..arrivals.len()).zip(after + 1..).collect();
                 let upto = new.last().map_or(after, |(_, seq)| *seq);
-                Ok(Some(Appended { after, upto, received_at: row.try_get(1)?, new }))
+                let follows = follows(tail, &row)?;
+                Ok(Some(Appended { after, upto, received_at: row.try_get(1)?, new, follows }))
             }
             Ok(None) => {
                 let text = "messages were not stored; is the row of `head` missing? restore it from a backup";
@@ -115,8 +117,9 @@ impl Inner {
         verdicts: &mut [Option<Received>],
     ) -> Result<Option<Appended>, Problem> {
         let asked = open.iter().map(|&index| &arrivals[index]);
+        let tail = self.recent.tail();
         let query = bind_arrivals(self.sql.receive.query().bind(self.shift()), asked);
-        let rows = query.fetch_all(&mut *connection).await?;
+        let rows = bind_tail(query, tail.as_ref()).fetch_all(&mut *connection).await?;
         let Some(first) = rows.first() else { return Ok(None) };
         let (after, received_at): (i64, i64) = (first.try_get(1)?, first.try_get(2)?);
         let mut new = Vec::with_capacity(rows.len());
@@ -130,7 +133,8 @@ impl Inner {
         }
         new.sort_unstable_by_key(|(_, seq)| *seq);
         let asked = i64::try_from(open.len()).unwrap_or(i64::MAX);
-        Ok(Some(Appended { after, upto: after + asked, received_at, new }))
+        let follows = follows(tail, first)?;
+        Ok(Some(Appended { after, upto: after + asked, received_at, new, follows }))
     }
 
     /// Decides what is still open and known to the store: duplicate or conflict.
@@ -273,4 +277,22 @@ fn bind_arrivals<'q>(
         .bind(columns.keys)
         .bind(columns.headers)
         .bind(columns.payloads)
+}
+
+/// Binds the message that this process appended last.
+fn bind_tail<'q>(
+    query: Query<'q, Postgres, PgArguments>,
+    tail: Option<&Tail>,
+) -> Query<'q, Postgres, PgArguments> {
+    query
+        .bind(tail.map(|tail| stored_lane(tail.lane)))
+        .bind(tail.map(|tail| tail.seq))
+        .bind(tail.map(|tail| Uuid::from_bytes(tail.identity)))
+        .bind(tail.map(|tail| tail.received_at))
+}
+
+/// The tail that was bound, if the log still has it.
+fn follows(tail: Option<Tail>, row: &PgRow) -> Result<Option<Tail>, sqlx::Error> {
+    let there: bool = row.try_get("follows")?;
+    Ok(tail.filter(|_| there))
 }

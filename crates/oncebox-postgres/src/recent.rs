@@ -2,8 +2,9 @@
 //!
 //! Receivers take their seqs under the lock of the head row, so what one statement appended is a stretch of the log with
 //! nothing of anybody else in it, and stretches that follow each other make a longer one: the run. Every lane that stands
-//! within the run has exactly the messages that are remembered. Two things are asked of the server each time, with the
-//! lock on the cursors. First, whether the run's last message is still what the log has at its place: a server that was
+//! within the run has exactly the messages that are remembered. A stretch follows another when the statement that appended
+//! it also found the other's last message in the log: the seqs alone would be the same after others have filled the place
+//! of what was lost. Two things are asked of the server each time, with the lock on the cursors. First, whether the run's last message is still what the log has at its place: a server that was
 //! restored, or that lost its last commits in a failover, gives the same seqs to other messages; and where a commit is
 //! still there, so is every one before it. Second, the seq of the head: past the run there may be messages of others.
 
@@ -11,8 +12,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
 use oncebox_core::store::{Arrival, LaneRow, ReadLanes};
-use oncebox_core::{LANES, Message};
+use oncebox_core::{Headers, LANES, Message};
 
 use crate::gathering::Gathering;
 
@@ -39,6 +41,8 @@ pub(crate) struct Appended {
     pub(crate) received_at: i64,
     /// Places in the list that was received, and their seqs, ascending.
     pub(crate) new: Vec<(usize, i64)>,
+    /// The tail of the run as it was asked for, when the statement found it in the log.
+    pub(crate) follows: Option<Tail>,
 }
 
 /// The last message of the run: what the server is asked for.
@@ -83,7 +87,9 @@ impl Recent {
             // Two statements at once, and the later one was faster to come here.
             return;
         }
-        let followed = run.as_ref().map(|run| run.tail).filter(|tail| tail.upto == appended.after);
+        let followed = appended
+            .follows
+            .filter(|tail| tail.upto == appended.after && run.as_ref().is_some_and(|run| run.tail == *tail));
         if followed.is_none() {
             *run = None;
         }
@@ -108,6 +114,11 @@ impl Recent {
         self.lock().as_ref().map(|run| run.tail)
     }
 
+    /// Forgets the run.
+    pub(crate) fn clear(&self) {
+        self.lock().take();
+    }
+
     /// Forgets the run of this tail: it is not what the log has.
     pub(crate) fn forget(&self, tail: &Tail) {
         self.lock().take_if(|run| run.tail.run == tail.run);
@@ -115,11 +126,11 @@ impl Recent {
 
     /// The next messages of lanes at these positions, as far as the run has them; none when it has to be looked for more.
     ///
-    /// The server has confirmed `tail`, and `head` as the last seq of the log.
+    /// The server has confirmed `tail`, and `head` as the last seq of the log, if it knows one.
     pub(crate) fn read(
         &self,
         tail: &Tail,
-        head: i64,
+        head: Option<i64>,
         read: &ReadLanes<'_>,
         positions: &HashMap<u16, i64>,
     ) -> Option<Vec<LaneRow>> {
@@ -144,7 +155,7 @@ impl Recent {
             gathering.added(from, quota);
         }
         let found = gathering.finish();
-        let known = !found.is_empty() || head == tail.upto;
+        let known = !found.is_empty() || head == Some(tail.upto);
         known.then_some(found)
     }
 
@@ -166,9 +177,7 @@ impl Run {
 
     fn push(&mut self, arrival: &Arrival, seq: i64) {
         let Some(lane) = self.lanes.get_mut(usize::from(arrival.lane)) else { return };
-        let mut message = arrival.message.clone();
-        // The log does not know of sinks.
-        message.sink.clear();
+        let message = own(&arrival.message);
         let bytes = size(&message);
         lane.push_back((seq, message));
         self.order.push_back((arrival.lane, bytes));
@@ -182,8 +191,12 @@ impl Run {
         }
         let Some((lane, bytes)) = self.order.pop_front() else { return false };
         self.bytes -= bytes;
-        let oldest = self.lanes.get_mut(usize::from(lane)).and_then(VecDeque::pop_front);
-        self.after = oldest.map_or(self.after, |(seq, _)| seq);
+        let Some(lane) = self.lanes.get_mut(usize::from(lane)) else { return false };
+        self.after = lane.pop_front().map_or(self.after, |(seq, _)| seq);
+        // A lane that was busy once must not keep the room it had then.
+        if lane.capacity() > 64 && lane.len() < lane.capacity() / 4 {
+            lane.shrink_to(lane.len() * 2);
+        }
         true
     }
 
@@ -201,6 +214,19 @@ impl Run {
     }
 }
 
+/// A copy that is as large as it says, and as the log has it: a payload or a header may be a small part of a large buffer,
+/// and the log does not know of sinks.
+fn own(message: &Message) -> Message {
+    let mut own = message.clone();
+    own.sink = String::new();
+    own.payload = Bytes::copy_from_slice(&message.payload);
+    own.headers = Headers::new();
+    for (name, value) in message.headers.iter() {
+        own.headers.push(name, Bytes::copy_from_slice(value));
+    }
+    own
+}
+
 fn size(message: &Message) -> usize {
     let headers: usize =
         message.headers.iter().map(|(name, value)| name.len() + value.len() + OVERHEAD / 4).sum();
@@ -212,4 +238,123 @@ fn size(message: &Message) -> usize {
         + message.id.len()
         + message.kind.len()
         + message.payload.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use oncebox_core::Kinds;
+    use oncebox_core::store::{LaneBound, Token, TxLimits};
+
+    use super::*;
+
+    fn arrivals(ids: impl IntoIterator<Item = u32>, key: &str) -> Vec<Arrival> {
+        let message = |id: u32| Message::new("k", "body").id(id.to_string()).key(key);
+        ids.into_iter().map(|id| Arrival::new(message(id))).collect()
+    }
+
+    /// What a statement that appended these says.
+    fn appended(after: i64, arrivals: &[Arrival], follows: Option<Tail>) -> Appended {
+        let new: Vec<(usize, i64)> = (0..arrivals.len()).zip(after + 1..).collect();
+        Appended { after, upto: after + new.len() as i64, received_at: 7, new, follows }
+    }
+
+    fn append(recent: &Recent, after: i64, arrivals: &[Arrival]) {
+        recent.remember(arrivals, &appended(after, arrivals, recent.tail()));
+    }
+
+    /// The seqs of what is read of the lane of the key `k` at this position.
+    fn seqs(recent: &Recent, tail: &Tail, head: i64, position: i64) -> Option<Vec<i64>> {
+        let (lane, mut kinds) = (arrivals([0], "k")[0].lane, Kinds::default());
+        kinds.add("*").unwrap();
+        let read = ReadLanes {
+            handler: "h",
+            token: Token(1),
+            lanes: &[LaneBound { lane, upto: None }],
+            limit: 100,
+            kinds: &kinds,
+            ordered: false,
+            limits: TxLimits { statement: std::time::Duration::from_secs(1) },
+        };
+        let rows = recent.read(tail, Some(head), &read, &HashMap::from([(lane, position)]))?;
+        Some(rows.iter().map(|row| row.seq).collect())
+    }
+
+    #[test]
+    fn only_what_was_confirmed_is_given_out() {
+        let recent = Recent::new(1_000_000);
+        append(&recent, 0, &arrivals(0..2, "k"));
+        let confirmed = recent.tail().unwrap();
+        append(&recent, 2, &arrivals(2..4, "k"));
+        assert_eq!(seqs(&recent, &confirmed, 2, 0), Some(vec![1, 2]));
+        // More may have come since the server looked, but then it was not there yet.
+        assert_eq!(seqs(&recent, &confirmed, 2, 2), Some(vec![]));
+        let tail = recent.tail().unwrap();
+        assert_eq!(seqs(&recent, &tail, 4, 1), Some(vec![2, 3, 4]));
+        assert_eq!(seqs(&recent, &tail, 5, 4), None, "somebody else has appended");
+    }
+
+    #[test]
+    fn another_run_is_not_the_one_that_was_confirmed() {
+        let recent = Recent::new(1_000_000);
+        append(&recent, 0, &arrivals(0..2, "k"));
+        let old = recent.tail().unwrap();
+        append(&recent, 3, &arrivals(2..4, "k"));
+        assert_eq!(seqs(&recent, &old, 5, 3), None);
+        recent.forget(&old);
+        let tail = recent.tail().expect("only the run of that tail is forgotten");
+        assert_eq!(seqs(&recent, &tail, 5, 3), Some(vec![4, 5]));
+        assert_eq!(seqs(&recent, &tail, 5, 2), None, "what came before is not known");
+        recent.forget(&tail);
+        assert_eq!(recent.tail(), None);
+    }
+
+    #[test]
+    fn a_stretch_follows_only_the_one_that_its_statement_found() {
+        for (after, follows) in [(2, false), (3, true)] {
+            let recent = Recent::new(1_000_000);
+            append(&recent, 0, &arrivals(0..2, "k"));
+            let more = arrivals(2..3, "k");
+            recent.remember(&more, &appended(after, &more, recent.tail().filter(|_| follows)));
+            let tail = recent.tail().unwrap();
+            assert_eq!(seqs(&recent, &tail, after + 1, 0), None);
+            assert_eq!(seqs(&recent, &tail, after + 1, after), Some(vec![after + 1]));
+        }
+        // Two statements at once: the later one did not know of the earlier one, in whatever order they come here.
+        let (one, two) = (arrivals(2..3, "k"), arrivals(3..4, "k"));
+        for earlier_first in [true, false] {
+            let recent = Recent::new(1_000_000);
+            append(&recent, 0, &arrivals(0..2, "k"));
+            let tail = recent.tail();
+            let mut both = [(&one, appended(2, &one, tail)), (&two, appended(3, &two, tail))];
+            if !earlier_first {
+                both.reverse();
+            }
+            for (arrivals, appended) in &both {
+                recent.remember(arrivals, appended);
+            }
+            let tail = recent.tail().unwrap();
+            assert_eq!(tail.seq, 4);
+            assert_eq!(seqs(&recent, &tail, 4, 2), None);
+            assert_eq!(seqs(&recent, &tail, 4, 3), Some(vec![4]));
+        }
+    }
+
+    #[test]
+    fn memory_is_bounded_whichever_lanes_are_busy() {
+        let recent = Recent::new(1_000_000);
+        let mut after = 0;
+        for key in 0..12 {
+            for round in 0..5 {
+                let some = arrivals((0..1000).map(|n| round * 1000 + n), &key.to_string());
+                append(&recent, after, &some);
+                after += 1000;
+            }
+        }
+        let run = recent.lock();
+        let run = run.as_ref().unwrap();
+        assert!(run.bytes <= 1_000_000);
+        assert!(run.order.len() > 1000);
+        let room: usize = run.lanes.iter().map(VecDeque::capacity).sum();
+        assert!(room < 4 * run.order.len() + 64 * run.lanes.len(), "{room} for {}", run.order.len());
+    }
 }

@@ -2,8 +2,8 @@
 
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
-    ABANDONED_AFTER, Claim, ClaimedLane, Connection, LaneBatch, LaneRow, MoveLanes, ReadLanes, Registration,
-    Token,
+    ABANDONED_AFTER, Claim, ClaimedLane, Connection, LaneBatch, LaneBound, LaneRow, MoveLanes, ReadLanes,
+    Registration, Token,
 };
 use oncebox_core::{Error, ErrorKind, LANES};
 use serde_json::Value;
@@ -11,6 +11,7 @@ use sqlx::SqliteConnection;
 
 use crate::error::classify;
 use crate::migrate::check_version;
+use crate::receive::LANE_BITS;
 use crate::rows::{get, limit, list, message};
 use crate::sql::query;
 use crate::store::SqliteStore;
@@ -151,7 +152,9 @@ impl SqliteStore {
         connection: &mut SqliteConnection,
         read: &ReadLanes<'_>,
     ) -> Result<Option<Vec<LaneRow>>, Error> {
-        let lanes = list(read.lanes.iter().map(|lane| vec![Value::from(lane.lane), Value::from(lane.upto)]));
+        // Higher ones would be places of the next lane.
+        let upto = |lane: &LaneBound| lane.upto.map(|upto| upto.min((1 << LANE_BITS) - 1));
+        let lanes = list(read.lanes.iter().map(|lane| vec![Value::from(lane.lane), Value::from(upto(lane))]));
         let row = query(&self.sql.begin_lanes)
             .bind(read.handler)
             .bind(read.token.0)

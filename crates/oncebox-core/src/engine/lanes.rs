@@ -151,7 +151,8 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWalker<St, S> {
                 clean.push(lane);
                 continue;
             };
-            let bounds = [LaneBound { lane, upto: None }];
+            // With an end, because then the store gives all of them, and not only those it has at hand.
+            let bounds = [LaneBound { lane, upto: Some(i64::MAX) }];
             let Some(batch) = self.inbox.store.begin_lanes(&self.read(&bounds, suspects)).await? else {
                 continue;
             };

@@ -1,6 +1,7 @@
 -- receive.sql: locks the head row until the commit, then inserts what is new into seen (by identity) and log
--- Answers the places (from 1) of the new ones, and beside each the seq before the first place and the time. A column that is the same in every row comes as a list of one, a column
--- of nulls as an empty list.
+-- Answers the places (from 1) of the new ones, and beside each the seq before the first place, the time, and whether the
+-- log still has the message $14 of the time $15 at ($12, $13), where this process appended last.
+-- A column that is the same in every row comes as a list of one, a column of nulls as an empty list.
 -- `limit 1` tells the planner that head has one row; without statistics it guesses 2,000, and so a cost that starts JIT.
 with head as (
     update {schema}.head
@@ -28,4 +29,9 @@ appended as (
     ) with ordinality as a (identity, lane, not_before, scope, id, kind, key, headers, payload, ordinal)
     join fresh on fresh.seq = head.base + a.ordinal
 )
-select fresh.seq - head.base as place, head.base, head.now from (select base, now from head limit 1) as head cross join fresh
+select fresh.seq - head.base as place, head.base, head.now,
+    exists (
+        select 1 from {schema}.log l
+        where l.lane = $12 and l.seq = $13 and l.identity = $14 and l.received_at = $15
+    ) as follows
+from (select base, now from head limit 1) as head cross join fresh

@@ -1,8 +1,13 @@
+use std::time::Duration;
+
 use oncebox_core::store::{Arrival, Claim, Connection, ReadInline, Token};
 use oncebox_core::{ErrorKind, Message, Once, Received, Store};
-use sqlx::Acquire;
+use oncebox_sqlite::SqliteStore;
+use oncebox_testkit::until;
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
+use sqlx::{Acquire, AssertSqlSafe, ConnectOptions, Connection as _, Row};
 
-use crate::{LIMITS, fixture, moved, text};
+use crate::{Fixture, LIMITS, fixture, moved, text};
 
 fn arrivals(messages: impl IntoIterator<Item = Message>) -> Vec<Arrival> {
     messages.into_iter().map(Arrival::new).collect()
@@ -36,6 +41,150 @@ async fn verdicts_come_in_order_and_conflicts_are_kept() {
     let conflicts = fixture.store.conflicts(10).await.unwrap();
     assert_eq!(conflicts.len(), 2);
     assert!(conflicts.iter().any(|conflict| &conflict.message.payload[..] == b"other bytes"));
+}
+
+/// Another handle on the file, with connections of this sort.
+async fn handle(
+    fixture: &Fixture,
+    change: impl FnOnce(SqliteConnectOptions) -> SqliteConnectOptions,
+) -> SqliteStore {
+    let options = change((*fixture.store.pool().connect_options()).clone());
+    SqliteStore::new(SqlitePoolOptions::new().max_connections(4).connect_lazy_with(options))
+}
+
+/// How many ids, messages and numbers there are.
+async fn stored(fixture: &Fixture) -> [i64; 3] {
+    [
+        fixture.number("select count(*) from oncebox_seen").await,
+        fixture.number("select count(*) from oncebox_log").await,
+        fixture.number("select coalesce(max(seq), 0) from oncebox_head").await,
+    ]
+}
+
+#[tokio::test]
+async fn any_number_of_messages_is_stored_in_order_and_once() {
+    let fixture = fixture().await;
+    let mut total = 0;
+    // A full statement before one with room left: what was bound to it must be gone.
+    for size in [1, 2, 4, 3, 1, 256, 255, 129, 257, 1000, 3] {
+        let some = arrivals((total..total + size).map(|n| text(&n.to_string())));
+        assert_eq!(fixture.store.receive(&some).await.unwrap(), vec![Received::New; size], "{size}");
+        assert_eq!(fixture.store.receive(&some).await.unwrap(), vec![Received::Duplicate; size], "{size}");
+        total += size;
+        assert_eq!(fixture.number("select count(*) from oncebox_log").await, total as i64, "{size}");
+    }
+    let rows = sqlx::query("select id, payload, seq, lane, identity from oncebox_log order by seq")
+        .fetch_all(fixture.store.pool())
+        .await
+        .unwrap();
+    for (n, row) in rows.iter().enumerate() {
+        let expected = Arrival::new(text(&n.to_string()));
+        assert_eq!(row.get::<String, _>(0), expected.message.id);
+        assert_eq!(row.get::<Vec<u8>, _>(1), expected.message.payload);
+        assert_eq!(row.get::<i64, _>(3), i64::from(expected.lane));
+        assert_eq!(row.get::<Vec<u8>, _>(4), expected.identity);
+    }
+    let same = "select count(*) from oncebox_log l join oncebox_seen s \
+                on s.identity = l.identity and s.seq = l.seq and s.lane = l.lane \
+                and abs(s.seen_at - l.received_at) < 60000000";
+    assert_eq!(fixture.number(same).await, total as i64);
+    assert_eq!(fixture.number("select count(*) from oncebox_seen").await, total as i64);
+}
+
+#[tokio::test]
+async fn one_group_may_have_an_id_twice() {
+    use Received::{Conflict, Duplicate, New};
+    let fixture = fixture().await;
+    let other = || Message::new("test", "other bytes").id("a").scope("tests");
+    let group = arrivals([text("a"), text("b"), text("a"), other()]);
+    assert_eq!(fixture.store.receive(&group).await.unwrap(), [New, New, Duplicate, Conflict]);
+    assert_eq!(fixture.number("select count(*) from oncebox_log").await, 2);
+    assert_eq!(fixture.number("select count(*) from oncebox_seen").await, 2);
+    assert_eq!(fixture.store.conflicts(10).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn without_the_row_of_the_head_nothing_is_stored() {
+    let fixture = fixture().await;
+    sqlx::raw_sql("delete from oncebox_head").execute(fixture.store.pool()).await.unwrap();
+    for size in [1, 3, 300] {
+        let some = arrivals((0..size).map(|n| text(&n.to_string())));
+        fixture.store.receive(&some).await.unwrap_err();
+        assert_eq!(stored(&fixture).await, [0, 0, 0], "{size}");
+    }
+    sqlx::raw_sql("insert into oncebox_head values (1, 0)").execute(fixture.store.pool()).await.unwrap();
+    assert_eq!(fixture.store.receive(&arrivals([text("1")])).await.unwrap(), [Received::New]);
+}
+
+#[tokio::test]
+async fn an_error_in_the_middle_keeps_nothing_and_the_next_one_is_stored() {
+    let fixture = fixture().await;
+    fixture.receive(vec![text("before")]).await;
+    for end in ["abort", "fail", "rollback"] {
+        let trigger = format!(
+            "create trigger refuse_{end} before insert on oncebox_log when new.id like 'bad%'
+             begin select raise({end}, 'no'); end"
+        );
+        sqlx::raw_sql(AssertSqlSafe(trigger)).execute(fixture.store.pool()).await.unwrap();
+        let was = stored(&fixture).await;
+        let group = arrivals(["good", "bad", "too"].map(|id| text(&format!("{id}-{end}"))));
+        fixture.store.receive(&group).await.unwrap_err();
+        assert_eq!(stored(&fixture).await, was, "{end}");
+        let drop = AssertSqlSafe(format!("drop trigger refuse_{end}"));
+        sqlx::raw_sql(drop).execute(fixture.store.pool()).await.unwrap();
+        assert_eq!(fixture.store.receive(&group).await.unwrap(), [Received::New; 3], "{end}");
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_keeps_nothing_and_what_still_fits_is_stored() {
+    let fixture = fixture().await;
+    let store = handle(&fixture, |options| options.pragma("max_page_count", "400")).await;
+    let was = stored(&fixture).await;
+    let large = Message::new("test", vec![7; 4_000_000]).id("large").scope("tests");
+    let error = store.receive(&arrivals([text("small"), large])).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert_eq!(stored(&fixture).await, was);
+    assert_eq!(store.receive(&arrivals([text("small")])).await.unwrap(), [Received::New]);
+    assert_eq!(stored(&fixture).await, [1, 1, 1]);
+}
+
+#[tokio::test]
+async fn a_busy_file_is_waited_for_and_each_message_is_stored_once() {
+    for journal in ["wal", "delete"] {
+        let fixture = fixture().await;
+        fixture.store.close().await;
+        let options = (*fixture.store.pool().connect_options()).clone().busy_timeout(Duration::from_secs(30));
+        // The mode changes when the last of the other connections is closed.
+        until("the journal mode has changed", || async {
+            let change = AssertSqlSafe(format!("pragma journal_mode = {journal}"));
+            let mut one = options.connect().await.unwrap();
+            let mode: Result<String, _> = sqlx::query_scalar(change).fetch_one(&mut one).await;
+            one.close().await.unwrap();
+            mode.is_ok_and(|mode| mode == journal)
+        })
+        .await;
+        let mut rival = options.connect().await.unwrap();
+        // With a rollback journal a reader cannot keep a writer from beginning, but from committing.
+        for hold in ["begin immediate", "begin; select count(*) from oncebox_head"] {
+            let store = handle(&fixture, |options| options.busy_timeout(Duration::from_millis(1))).await;
+            sqlx::raw_sql(hold).execute(&mut rival).await.unwrap();
+            let group = arrivals((0..3).map(|n| text(&format!("{hold}-{n}"))));
+            let mut receive = std::pin::pin!(store.receive(&group));
+            let blocked = journal == "delete" || hold == "begin immediate";
+            if blocked {
+                let early = tokio::time::timeout(Duration::from_millis(100), &mut receive).await;
+                assert!(early.is_err(), "{journal} {hold}: {early:?}");
+            }
+            sqlx::raw_sql("rollback").execute(&mut rival).await.unwrap();
+            assert_eq!(receive.await.unwrap(), [Received::New; 3], "{journal} {hold}");
+            let count = "select (select count(*) from oncebox_log) * 1000 + (select seq from oncebox_head)";
+            let count: i64 = sqlx::query_scalar(count).fetch_one(&mut rival).await.unwrap();
+            let expected = if hold == "begin immediate" { 3 } else { 6 };
+            assert_eq!(count, expected * 1000 + expected, "{journal} {hold}");
+            store.close().await;
+        }
+    }
 }
 
 #[tokio::test]

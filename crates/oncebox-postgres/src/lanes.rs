@@ -1,5 +1,8 @@
 //! Lanes: registering handlers, claiming, reading, and the commit that moves the cursors.
 
+pub(crate) mod gathering;
+pub(crate) mod recent;
+
 use std::collections::HashMap;
 
 use oncebox_core::clock::micros;
@@ -13,8 +16,8 @@ use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use crate::error::{Problem, classify};
-use crate::gathering::Gathering;
-use crate::recent::Tail;
+use crate::lanes::gathering::Gathering;
+use crate::lanes::recent::Tail;
 use crate::rows::{self, LeaseColumns, limit, stored_lane};
 use crate::store::Inner;
 use crate::tx::{Lent, NO_CURSOR, PgTransaction, autocommit, ended, fenced, transaction};

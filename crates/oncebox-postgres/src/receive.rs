@@ -12,7 +12,7 @@ use sqlx_core::transaction::TransactionManager;
 use uuid::Uuid;
 
 use crate::error::Problem;
-use crate::recent::{Appended, Tail};
+use crate::lanes::recent::{Appended, Tail};
 use crate::rows::{Columns, stored_lane, uuids};
 use crate::store::Inner;
 use crate::tx::{Manager, PgTransaction, autocommit};

@@ -18,8 +18,8 @@ use oncebox_core::{Error, Limits, Message, Once, Received, Store, Wake};
 use sqlx::{PgConnection, PgPool};
 
 use crate::error::is_transient;
+use crate::lanes::recent::Recent;
 use crate::migrate::MigrationInfo;
-use crate::recent::Recent;
 use crate::sql::{Prepared, Schema, Sql};
 use crate::tx::PgTransaction;
 

@@ -22,6 +22,9 @@ use crate::tx::watch::Watch;
 
 /// How long to ask again for a lock that another process has, beyond the busy timeout of a single ask.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How many pages the write-ahead log may have before they are moved into the file: a commit touches the last page of many
+/// lanes, and what is rewritten in the meantime is moved once. SQLite's own 1,000 make every twentieth commit wait for it.
+const CHECKPOINT: &str = "pragma wal_autocheckpoint = 4000";
 /// How long a rollback may take before the connection is closed instead.
 const ROLLBACK: Duration = Duration::from_secs(1);
 
@@ -174,6 +177,7 @@ impl Writer {
                 connection.execute("pragma synchronous = normal").await?;
             }
         }
+        connection.execute(CHECKPOINT).await?;
         let watch = Watch::install(&mut connection).await?;
         Ok(Watched { connection, watch })
     }

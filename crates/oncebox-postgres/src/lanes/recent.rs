@@ -16,7 +16,7 @@ use bytes::Bytes;
 use oncebox_core::store::{Arrival, LaneRow, ReadLanes};
 use oncebox_core::{Headers, LANES, Message};
 
-use crate::gathering::Gathering;
+use crate::lanes::gathering::Gathering;
 
 /// What a message takes besides its texts and its payload, roughly.
 const OVERHEAD: usize = 256;

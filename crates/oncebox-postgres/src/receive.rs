@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
+use futures_util::future::join;
 use oncebox_core::store::{Arrival, InlineBatch, ReadInline};
 use oncebox_core::{Error, Received};
 use sqlx::postgres::{PgArguments, PgRow};
@@ -32,7 +33,7 @@ impl Inner {
         }
         let (verdicts, appended) =
             autocommit!(self, |connection| self.receive_on(connection, arrivals).await)?;
-        for appended in &appended {
+        for appended in appended {
             self.recent.remember(arrivals, appended);
         }
         let all_new = verdicts.iter().all(|verdict| *verdict == Received::New);
@@ -92,13 +93,17 @@ impl Inner {
         }
         let tail = self.recent.tail();
         let query = bind_arrivals(self.sql.receive_new.query().bind(self.shift()), arrivals.iter());
-        match bind_tail(query, tail.as_ref()).fetch_optional(&mut *connection).await.map_err(Problem::from) {
+        // The copies are made while the server works.
+        let copying = async { self.recent.copies(arrivals.iter()) };
+        let (answer, copies) =
+            join(bind_tail(query, tail.as_ref()).fetch_optional(&mut *connection), copying).await;
+        match answer.map_err(Problem::from) {
             Ok(Some(row)) => {
                 let after: i64 = row.try_get(0)?;
                 let new: Vec<(usize, i64)> = (0..arrivals.len()).zip(after + 1..).collect();
                 let upto = new.last().map_or(after, |(_, seq)| *seq);
                 let follows = follows(tail, &row)?;
-                Ok(Some(Appended { after, upto, received_at: row.try_get(1)?, new, follows }))
+                Ok(Some(Appended { after, upto, received_at: row.try_get(1)?, new, follows, copies }))
             }
             Ok(None) => {
                 let text = "messages were not stored; is the row of `head` missing? restore it from a backup";
@@ -134,7 +139,8 @@ impl Inner {
         new.sort_unstable_by_key(|(_, seq)| *seq);
         let asked = i64::try_from(open.len()).unwrap_or(i64::MAX);
         let follows = follows(tail, first)?;
-        Ok(Some(Appended { after, upto: after + asked, received_at, new, follows }))
+        let copies = self.recent.copies(new.iter().map(|(index, _)| &arrivals[*index]));
+        Ok(Some(Appended { after, upto: after + asked, received_at, new, follows, copies }))
     }
 
     /// Decides what is still open and known to the store: duplicate or conflict.

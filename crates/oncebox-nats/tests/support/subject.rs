@@ -89,7 +89,7 @@ impl BrokerSubject for NatsSubject {
         finds_places: true,
         survives_crash: true,
         proxied: true,
-        prefetch: 1000,
+        prefetch: 2000,
     };
 
     async fn create() -> Option<Self> {

@@ -43,6 +43,8 @@ pub(crate) struct Appended {
     pub(crate) new: Vec<(usize, i64)>,
     /// The tail of the run as it was asked for, when the statement found it in the log.
     pub(crate) follows: Option<Tail>,
+    /// Copies of these; empty when they are not to be remembered.
+    pub(crate) copies: Vec<Message>,
 }
 
 /// The last message of the run: what the server is asked for.
@@ -73,13 +75,21 @@ impl Recent {
         Self { most, run: Mutex::default(), runs: AtomicU64::new(0) }
     }
 
+    /// Copies of messages, to be remembered; none when they cannot be.
+    pub(crate) fn copies<'a>(&self, arrivals: impl Iterator<Item = &'a Arrival> + Clone) -> Vec<Message> {
+        // Whether such a message is due, the server decides.
+        let scheduled = arrivals.clone().any(|arrival| arrival.message.not_before.is_some());
+        if self.most == 0 || scheduled {
+            return Vec::new();
+        }
+        arrivals.map(|arrival| own(&arrival.message)).collect()
+    }
+
     /// Adds what a statement has appended, after its commit.
-    pub(crate) fn remember(&self, arrivals: &[Arrival], appended: &Appended) {
+    pub(crate) fn remember(&self, arrivals: &[Arrival], appended: Appended) {
         let of = |&(place, seq): &(usize, i64)| arrivals.get(place).map(|arrival| (arrival, seq));
         let Some((last, seq)) = appended.new.last().and_then(of) else { return };
-        // Whether such a message is due, the server decides.
-        let scheduled = |arrival: &Arrival| arrival.message.not_before.is_some();
-        if self.most == 0 || appended.new.iter().filter_map(of).any(|(arrival, _)| scheduled(arrival)) {
+        if appended.copies.len() != appended.new.len() {
             return;
         }
         let mut run = self.lock();
@@ -103,8 +113,9 @@ impl Recent {
         };
         let run = run.get_or_insert_with(|| Run::new(appended.after, tail));
         run.tail = tail;
-        for (arrival, seq) in appended.new.iter().filter_map(of) {
-            run.push(arrival, seq);
+        let lanes = appended.new.iter().filter_map(of).map(|(arrival, seq)| (arrival.lane, seq));
+        for ((lane, seq), message) in lanes.zip(appended.copies) {
+            run.push(lane, seq, message);
         }
         while run.bytes > self.most && run.pop() {}
     }
@@ -175,12 +186,11 @@ impl Run {
         Self { after, tail, lanes, order: VecDeque::new(), bytes: 0 }
     }
 
-    fn push(&mut self, arrival: &Arrival, seq: i64) {
-        let Some(lane) = self.lanes.get_mut(usize::from(arrival.lane)) else { return };
-        let message = own(&arrival.message);
+    fn push(&mut self, lane: u16, seq: i64, message: Message) {
+        let Some(messages) = self.lanes.get_mut(usize::from(lane)) else { return };
         let bytes = size(&message);
-        lane.push_back((seq, message));
-        self.order.push_back((arrival.lane, bytes));
+        messages.push_back((seq, message));
+        self.order.push_back((lane, bytes));
         self.bytes += bytes;
     }
 
@@ -255,11 +265,12 @@ mod tests {
     /// What a statement that appended these says.
     fn appended(after: i64, arrivals: &[Arrival], follows: Option<Tail>) -> Appended {
         let new: Vec<(usize, i64)> = (0..arrivals.len()).zip(after + 1..).collect();
-        Appended { after, upto: after + new.len() as i64, received_at: 7, new, follows }
+        let copies = arrivals.iter().map(|arrival| own(&arrival.message)).collect();
+        Appended { after, upto: after + new.len() as i64, received_at: 7, new, follows, copies }
     }
 
     fn append(recent: &Recent, after: i64, arrivals: &[Arrival]) {
-        recent.remember(arrivals, &appended(after, arrivals, recent.tail()));
+        recent.remember(arrivals, appended(after, arrivals, recent.tail()));
     }
 
     /// The seqs of what is read of the lane of the key `k` at this position.
@@ -314,7 +325,7 @@ mod tests {
             let recent = Recent::new(1_000_000);
             append(&recent, 0, &arrivals(0..2, "k"));
             let more = arrivals(2..3, "k");
-            recent.remember(&more, &appended(after, &more, recent.tail().filter(|_| follows)));
+            recent.remember(&more, appended(after, &more, recent.tail().filter(|_| follows)));
             let tail = recent.tail().unwrap();
             assert_eq!(seqs(&recent, &tail, after + 1, 0), None);
             assert_eq!(seqs(&recent, &tail, after + 1, after), Some(vec![after + 1]));
@@ -329,7 +340,7 @@ mod tests {
             if !earlier_first {
                 both.reverse();
             }
-            for (arrivals, appended) in &both {
+            for (arrivals, appended) in both {
                 recent.remember(arrivals, appended);
             }
             let tail = recent.tail().unwrap();

@@ -195,7 +195,8 @@ pub async fn a_row_that_cannot_be_read_is_a_dead_letter_and_its_lane_goes_on<T: 
         .on(KIND, handler("mail", mail));
     let inbox = registered(inbox).await;
     let messages: Vec<Message> = ["before", "bad", "after", "late"].map(|id| keyed(id, "one lane")).into();
-    receive(&inbox, &messages).await;
+    // By another process: a store may remember what it has received itself.
+    receive(&Inbox::new(subject.reopen().await), &messages).await;
     subject.spoil("bad").await;
     drain(&inbox).await;
     for name in ["charge", "ship", "mail"] {

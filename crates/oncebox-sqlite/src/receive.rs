@@ -90,7 +90,6 @@ impl SqliteStore {
         }
         // By lane, because the log is kept lane by lane.
         numbered.sort_unstable_by_key(|(back, arrival)| (arrival.lane, std::cmp::Reverse(*back)));
-        statements = statements.bind(self.shift());
         for (back, Arrival { message, identity, lane, .. }) in numbered {
             statements = statements
                 .bind(i64::from(*lane) << LANE_BITS)

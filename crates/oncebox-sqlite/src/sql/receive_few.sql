@@ -9,12 +9,9 @@ from (values {seen}) as v
 where v.column1 is not null and exists (select 1 from {prefix}head)
 on conflict (identity) do nothing;
 insert into {prefix}log (place, identity, scope, id, kind, key, headers, payload, not_before, received_at)
-select v.column1 + (select seq from {prefix}head) - v.column2, v.column3, v.column4, v.column5, v.column6, v.column7,
-    v.column8, v.column9, v.column10, (select {now})
+select v.column1 + s.seq, v.column3, v.column4, v.column5, v.column6, v.column7, v.column8, v.column9, v.column10,
+    s.seen_at
 from (values {log}) as v
-where v.column1 is not null and exists (
-    select 1 from {prefix}seen s
-    where s.identity = v.column3 and s.seq = (select seq from {prefix}head) - v.column2
-);
+cross join {prefix}seen as s on s.identity = v.column3 and s.seq = (select seq from {prefix}head) - v.column2;
 select changes(), seq from {prefix}head;
 commit

@@ -94,6 +94,7 @@ impl Broker for Kafka {
             .set("isolation.level", "read_committed")
             .set("queued.min.messages", defaults.prefetch.to_string())
             .set("queued.max.messages.kbytes", (defaults.prefetch_bytes / 1024).to_string())
+            .set("fetch.queue.backoff.ms", "10")
             .create()
             .map_err(text)?;
         consumer.subscribe(&[queue]).map_err(text)?;

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -45,38 +44,23 @@ pub(crate) async fn consume<St, S, R>(
     let mut failures = 0;
     let mut lag_at = Instant::now();
     let mut paused = inbox.shared.paused_sources();
-    // What is stored and not yet told to the source.
-    let mut stored: Vec<(R::Receipt, Settle)> = Vec::new();
     while !*stop.borrow() {
         if Instant::now() >= lag_at {
             lag_at = Instant::now() + LAG_EVERY;
             ask_lag(inbox, &name, source).await;
         }
         let is_paused = paused.borrow_and_update().contains(&name);
-        let next = if stored.is_empty() {
-            tokio::select! {
-                // In this order, so that nothing is taken once it has been told to pause.
-                biased;
-                _ = stop.wait_for(|stopping| *stopping) => return,
-                // A source that is dropped while it waits has taken nothing.
-                Ok(()) = paused.changed() => continue,
-                next = source.next(AT_ONCE), if !is_paused => next,
-                () = tokio::time::sleep_until(lag_at) => continue,
-            }
-        } else {
-            // What is here already is stored while the source is told of the last ones; nobody waits for more.
-            let ready = if is_paused { None } else { source.next(AT_ONCE).now_or_never() };
-            match ready {
-                Some(next @ Ok(_)) => next,
-                other => {
-                    settle(&name, source, std::mem::take(&mut stored)).await;
-                    let Some(next) = other else { continue };
-                    next
-                }
-            }
+        let next = tokio::select! {
+            // In this order, so that nothing is taken once it has been told to pause.
+            biased;
+            _ = stop.wait_for(|stopping| *stopping) => return,
+            // A source that is dropped while it waits has taken nothing.
+            Ok(()) = paused.changed() => continue,
+            next = source.next(AT_ONCE), if !is_paused => next,
+            () = tokio::time::sleep_until(lag_at) => continue,
         };
         let incoming = match next {
-            Ok(incoming) if incoming.is_empty() => break,
+            Ok(incoming) if incoming.is_empty() => return,
             Ok(incoming) => incoming,
             Err(error) => {
                 failures += 1;
@@ -96,23 +80,11 @@ pub(crate) async fn consume<St, S, R>(
             status.delivered += incoming.len() as u64;
         });
         let (sorted, receipts) = sort(inbox, &name, incoming);
-        let (settled, ()) = tokio::join!(
-            take_in(inbox, &name, sorted, mode, &mut stop),
-            settle(&name, source, std::mem::take(&mut stored)),
-        );
-        stored = receipts.into_iter().zip(settled).collect();
-    }
-    settle(&name, source, stored).await;
-}
-
-/// Tells the source what became of its messages.
-async fn settle<R: Source>(name: &str, source: &mut R, stored: Vec<(R::Receipt, Settle)>) {
-    if stored.is_empty() {
-        return;
-    }
-    if let Err(error) = source.settle(stored).await {
-        // What was committed comes again and is a duplicate then.
-        tracing::warn!(source = name, %error, "the source could not be told what became of its messages");
+        let settled = take_in(inbox, &name, sorted, mode, &mut stop).await;
+        if let Err(error) = source.settle(receipts.into_iter().zip(settled).collect()).await {
+            // What was committed comes again and is a duplicate then.
+            tracing::warn!(source = name, %error, "the source could not be told what became of its messages");
+        }
     }
 }
 

@@ -1,5 +1,4 @@
-//! The same through Kafka, where only the shop is killed: a member of a group that is killed and comes back waits for its
-//! partitions, with Tansu sometimes for minutes.
+//! The same through Kafka, where only the shop is killed.
 
 #![cfg(feature = "kafka")]
 #![allow(clippy::unwrap_used)]

@@ -25,6 +25,9 @@ use crate::source::Source;
 use crate::store::Store;
 use crate::wake::Listener;
 
+/// How long a source may take to sign off.
+const CLOSE_WITHIN: Duration = Duration::from_secs(5);
+
 /// Runs an inbox in this process: its handlers, sources and relays, until stopped.
 ///
 /// Await it. It returns `Err` only when it cannot start (no schema, no permission); a store that goes away later is
@@ -137,7 +140,14 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Run<St, S> {
 
     fn add_source(mut self, mut source: impl Source, mode: Mode) -> Self {
         self.sources.push(Box::new(move |inbox, stop| {
-            async move { consume(&inbox, &mut source, mode, stop).await }.boxed()
+            async move {
+                consume(&inbox, &mut source, mode, stop).await;
+                if tokio::time::timeout(CLOSE_WITHIN, source.close()).await.is_err() {
+                    let source = source.name();
+                    tracing::warn!(source, "the source did not sign off in time; its broker finds out by itself");
+                }
+            }
+            .boxed()
         }));
         self
     }

@@ -45,6 +45,15 @@ pub trait Source: Send + 'static {
         None
     }
 
+    /// Signs off at a graceful stop, after the last [`Source::settle`]: returns when the other side knows what was settled
+    /// and that nobody reads here any more, so that whoever reads next need not wait.
+    ///
+    /// Nothing depends on it: a process that dies never gets here, and what the other side does not know comes again. May
+    /// be dropped at a time limit.
+    fn close(&mut self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+
     /// Connects and looks for what it would read; answers what it found, for people, or `None` when it cannot look.
     ///
     /// Takes no message, creates nothing and disturbs nobody who reads already. Fails when the source would not work,

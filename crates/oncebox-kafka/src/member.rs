@@ -129,6 +129,17 @@ impl Member {
         self.shared.room.notify_one();
     }
 
+    /// Waits until it has left the group, with everything committed that will be.
+    pub(crate) async fn left(&self) {
+        loop {
+            let changed = self.shared.arrived.notified();
+            if self.shared.lock().ended {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// Notes what became of messages and commits what may be committed.
     pub(crate) fn settle(&self, settled: &[(Receipt, Settle)]) {
         let mut state = self.shared.lock();

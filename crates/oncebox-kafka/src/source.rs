@@ -81,6 +81,13 @@ impl Source for KafkaSource {
         })?
     }
 
+    async fn close(&mut self) {
+        if let Some(member) = self.member.take() {
+            member.stop();
+            member.left().await;
+        }
+    }
+
     async fn check(&mut self) -> Result<Option<String>, Error> {
         look::for_source(self.config.client()?, self.config.topics.clone()).await.map(Some)
     }

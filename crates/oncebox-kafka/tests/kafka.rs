@@ -178,6 +178,18 @@ async fn a_member_that_leaves_commits_what_is_done_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_signs_off_has_committed_what_is_done() {
+    let (mock, plain) = start(1);
+    put(&plain, 0, &messages(0..5)).await;
+    let mut source = source(&mock);
+    let taken = take(&mut source, 5).await;
+    mock.fail(Api::OffsetCommit, &[Code::RD_KAFKA_RESP_ERR_REBALANCE_IN_PROGRESS]);
+    accept(&mut source, taken).await;
+    source.close().await;
+    assert_eq!(plain.offsets(GROUP, TOPIC, 1).unwrap(), [(Some(5), 5)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_that_was_thrown_out_joins_again_and_loses_nothing() {
     let (mock, plain) = start(1);
     put(&plain, 0, &messages(0..5)).await;

@@ -46,6 +46,7 @@ struct State {
     next_receipt: u64,
     closed: bool,
     deliveries: u64,
+    signed_off: usize,
     rejected: Vec<Message>,
     sent: Vec<Message>,
     failing_sends: FailingSends,
@@ -110,6 +111,11 @@ impl MemoryBroker {
     /// How many messages were handed over, copies included.
     pub fn deliveries(&self) -> u64 {
         self.lock().deliveries
+    }
+
+    /// How many sources have signed off.
+    pub fn signed_off(&self) -> usize {
+        self.lock().signed_off
     }
 
     /// How many messages wait or are unacknowledged.
@@ -204,6 +210,10 @@ impl Source for MemorySource {
         drop(state);
         self.broker.shared.changed.notify_waiters();
         Ok(())
+    }
+
+    async fn close(&mut self) {
+        self.broker.lock().signed_off += 1;
     }
 }
 

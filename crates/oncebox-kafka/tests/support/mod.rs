@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, dead_code, unused_imports)]
 
 mod client;
+mod left;
 mod mock;
 #[path = "../../../oncebox-sqlite/tests/support/mod.rs"]
 mod sqlite;

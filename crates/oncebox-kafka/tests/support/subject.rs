@@ -10,6 +10,7 @@ use oncebox_testkit::{BrokerFacts, BrokerSubject};
 use xtask::server::StopMode;
 
 use super::client::{self, Plain};
+use super::left::LeftWhenDropped;
 use super::mock::Mock;
 use super::tansu::{self, Tansu, fresh};
 
@@ -86,8 +87,8 @@ impl Place {
 
 /// What is the same on both servers.
 macro_rules! common {
-    () => {
-        type Source = KafkaSource;
+    ($source:ty) => {
+        type Source = $source;
         type Sink = KafkaSink;
 
         const FACTS: BrokerFacts = FACTS;
@@ -99,8 +100,8 @@ macro_rules! common {
             self.place.address()
         }
 
-        fn source(&self, _: SocketAddr, mapping: Option<Mapping>) -> KafkaSource {
-            self.place.source(Self::SESSION, mapping)
+        fn source(&self, _: SocketAddr, mapping: Option<Mapping>) -> $source {
+            self.place.source(Self::SESSION, mapping).into()
         }
 
         fn sink(&self, _: SocketAddr) -> KafkaSink {
@@ -152,7 +153,7 @@ impl MockSubject {
 }
 
 impl BrokerSubject for MockSubject {
-    common!();
+    common!(KafkaSource);
 
     async fn create() -> Option<Self> {
         let mock = Mock::start();
@@ -194,7 +195,7 @@ impl TansuSubject {
 }
 
 impl BrokerSubject for TansuSubject {
-    common!();
+    common!(LeftWhenDropped);
 
     async fn create() -> Option<Self> {
         tokio::task::block_in_place(|| Some(Self::on(Tansu::Shared(tansu::tansu()?))))

@@ -127,4 +127,8 @@ impl<S: Source> Source for Tap<S> {
     async fn lag(&mut self) -> Result<Option<u64>, Error> {
         self.source.lag().await
     }
+
+    async fn close(&mut self) {
+        self.source.close().await;
+    }
 }

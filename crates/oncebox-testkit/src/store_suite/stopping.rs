@@ -29,7 +29,7 @@ pub async fn stopping_under_load_loses_and_doubles_nothing<T: Subject>(subject: 
     let messages = numbered(400);
     let broker = MemoryBroker::new(21, Manners::BAD);
     let sink = MemoryBroker::new(22, Manners::GOOD);
-    for lot in messages.chunks(20) {
+    for (number, lot) in messages.chunks(20).enumerate() {
         broker.put(lot.to_vec());
         let inbox = inbox(subject.store());
         let runner = run(inbox).consume(broker.source("orders")).relay(sink.clone());
@@ -38,6 +38,7 @@ pub async fn stopping_under_load_loses_and_doubles_nothing<T: Subject>(subject: 
         until("something was delivered", || async { broker.deliveries() > before || broker.pending() == 0 })
             .await;
         running.stop().await;
+        assert_eq!(broker.signed_off(), number + 1, "who stops says so");
         broker.disconnect();
     }
     let rest = inbox(subject.store());

@@ -67,4 +67,8 @@ impl<R: Source> Source for Watched<R> {
     async fn lag(&mut self) -> Result<Option<u64>, Error> {
         self.source.lag().await
     }
+
+    async fn close(&mut self) {
+        self.source.close().await;
+    }
 }

@@ -144,7 +144,10 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Run<St, S> {
                 consume(&inbox, &mut source, mode, stop).await;
                 if tokio::time::timeout(CLOSE_WITHIN, source.close()).await.is_err() {
                     let source = source.name();
-                    tracing::warn!(source, "the source did not sign off in time; its broker finds out by itself");
+                    tracing::warn!(
+                        source,
+                        "the source did not sign off in time; its broker finds out by itself"
+                    );
                 }
             }
             .boxed()

@@ -30,8 +30,33 @@ where
 }
 
 /// A runner that takes messages from the broker.
-pub(super) fn consuming<B: BrokerSubject, St: Store>(broker: &B, inbox: &Inbox<St>) -> Running {
-    start(run(inbox.clone()).consume(broker.source(broker.address(), None)).poll_every(FAST))
+pub(super) fn consuming<B: BrokerSubject, St: Store>(broker: &B, inbox: &Inbox<St>) -> Consuming {
+    consuming_from(Tap::new(broker.source(broker.address(), None)), inbox)
+}
+
+/// The same with a source of one's own.
+pub(super) fn consuming_from<S: Source, St: Store>(source: Tap<S>, inbox: &Inbox<St>) -> Consuming {
+    let seen = source.seen.clone();
+    Consuming { running: start(run(inbox.clone()).consume(source).poll_every(FAST)), seen }
+}
+
+/// A runner with one source.
+pub(super) struct Consuming {
+    running: Running,
+    pub(super) seen: Arc<Seen>,
+}
+
+impl Consuming {
+    /// Stops it gracefully and waits for its end.
+    pub(super) async fn stop(self) {
+        self.running.stop().await;
+    }
+
+    /// Drops it in the middle of whatever it does, and waits until its source is gone: it is dropped a moment later.
+    pub(super) async fn kill(self) {
+        self.running.kill().await;
+        until("the source is gone", || async { Arc::strong_count(&self.seen) == 1 }).await;
+    }
 }
 
 /// Puts messages on the queue in their natural layout.
@@ -82,6 +107,7 @@ pub(super) fn in_turn(count: usize, keys: &[&str]) -> Vec<Message> {
 
 /// A source that another one looks through: it counts, and can keep acknowledgements back.
 pub(super) struct Tap<S> {
+    // Dropped before what it has seen, so that who has the other half of that knows when it is gone.
     source: S,
     pub(super) seen: Arc<Seen>,
 }
@@ -126,6 +152,14 @@ impl<S: Source> Source for Tap<S> {
 
     async fn lag(&mut self) -> Result<Option<u64>, Error> {
         self.source.lag().await
+    }
+
+    fn connected(&self) -> Option<bool> {
+        self.source.connected()
+    }
+
+    async fn check(&mut self) -> Result<Option<String>, Error> {
+        self.source.check().await
     }
 
     async fn close(&mut self) {

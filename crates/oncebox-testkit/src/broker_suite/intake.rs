@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use oncebox_core::{Counter, Message, run};
 
 use super::fixtures::{
-    FAST, Tap, assert_acknowledged, charging, charging_on, consuming, in_turn, put, until_acknowledged,
-    until_effects,
+    FAST, Tap, assert_acknowledged, charging, charging_on, consuming, consuming_from, in_turn, put,
+    until_acknowledged, until_effects,
 };
 use super::subject::BrokerSubject;
 use crate::faults::{Fault, Faulty, How, Plan, Side};
@@ -75,10 +75,9 @@ pub async fn a_death_between_commit_and_acknowledgement_makes_a_duplicate<B: Bro
     put(&broker, &messages).await;
     let source = Tap::new(broker.source(broker.address(), None));
     source.seen.holds_back.store(true, Ordering::SeqCst);
-    let (seen, first) = (source.seen.clone(), charging(&store));
-    let running = start(run(first).consume(source).poll_every(FAST));
+    let running = consuming_from(source, &charging(&store));
     until("something is charged", || async { !store.effects().await.is_empty() }).await;
-    let committed = seen.messages.load(Ordering::SeqCst);
+    let committed = running.seen.messages.load(Ordering::SeqCst);
     running.kill().await;
     let second = charging(&store);
     let running = consuming(&broker, &second);

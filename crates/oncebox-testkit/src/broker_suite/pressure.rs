@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use oncebox_core::{Settle, Source, run};
+use oncebox_core::{Settle, Source};
 
-use super::fixtures::{FAST, Tap, charging, charging_on, consuming, put, until_effects};
+use super::fixtures::{charging, charging_on, consuming, put, until_effects};
 use super::subject::BrokerSubject;
 use crate::faults::{Fault, Faulty, How, Plan, Side};
-use crate::fixtures::{message, numbered, start};
+use crate::fixtures::{message, numbered};
 use crate::subject::Subject;
 use crate::wait::{DEADLINE, until};
 
@@ -74,11 +74,10 @@ pub async fn a_slow_store_bounds_what_is_taken<B: BrokerSubject, T: Subject>(bro
     put(&broker, &messages).await;
     let plan = Plan::with(Fault { method: "receive", call: 1, side: Side::Before, how: How::ErrorForEver });
     let inbox = charging_on::<T, _>(Faulty::new(store.store(), plan.clone()));
-    let source = Tap::new(broker.source(broker.address(), None));
-    let seen = source.seen.clone();
-    let running = start(run(inbox).consume(source).poll_every(FAST));
+    let running = consuming(&broker, &inbox);
     plan.struck().await;
     until("it was tried again", || async { plan.calls()["receive"] >= 5 }).await;
+    let seen = &running.seen;
     assert!(seen.messages.load(Ordering::SeqCst) <= 1000);
     assert_eq!(seen.calls.load(Ordering::SeqCst), 1, "no more is taken before the first lot is stored");
     if let Some(unacknowledged) = broker.unacknowledged().await {

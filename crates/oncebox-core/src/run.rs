@@ -171,7 +171,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Run<St, S> {
         let extra = Arc::new(Semaphore::new(spare));
         for handler in inbox.handlers.iter() {
             let calls = handler.settings.concurrency.unwrap_or(concurrency);
-            let pace = Pace { poll_every, stop: handlers_stop.clone() };
+            let pace = Pace { poll_every, stop: handlers_stop.clone(), in_vain: 0 };
             if handler.takes_tx {
                 spawn_lane_walkers(&mut handler_tasks, &inbox, handler, calls, &extra, &pace);
             } else {
@@ -181,7 +181,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Run<St, S> {
         }
         let mut relay_tasks = JoinSet::new();
         for relay in relays {
-            let pace = Pace { poll_every, stop: relays_stop.clone() };
+            let pace = Pace { poll_every, stop: relays_stop.clone(), in_vain: 0 };
             relay_tasks.spawn(work_relay(inbox.clone(), relay, pace));
         }
         let mut keepers = JoinSet::new();
@@ -266,11 +266,18 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Drainer<St, S> {
     }
 }
 
-/// When to look for work, and when to stop.
+/// Whoever has looked so often for nothing hears hints only now and then: a loop whose handler is paused, or that looks
+/// for what must be run again, need not look after every message that comes.
+const IN_VAIN: u32 = 3;
+const HEAR_EVERY: Duration = Duration::from_millis(10);
+
+/// When to look for work, and when to stop. Each loop has its own.
 #[derive(Clone)]
 struct Pace {
     poll_every: Duration,
     stop: watch::Receiver<bool>,
+    /// How many hints in a row led to nothing.
+    in_vain: u32,
 }
 
 impl Pace {
@@ -281,11 +288,24 @@ impl Pace {
     /// Waits for a hint, the next poll, or something that will be due; returns at once when stopping.
     async fn wait(&mut self, bell: &mut Listener, next_due: Option<Duration>) {
         let wait = next_due.map_or(self.poll_every, |due| due.min(self.poll_every));
+        let often = self.in_vain >= IN_VAIN;
+        let hint = async {
+            if often {
+                // A hint that comes meanwhile is heard afterwards.
+                tokio::time::sleep(HEAR_EVERY).await;
+            }
+            bell.heard().await;
+        };
         tokio::select! {
-            () = bell.heard() => {}
+            () = hint => self.in_vain = self.in_vain.saturating_add(1),
             () = tokio::time::sleep(wait) => {}
             _ = self.stop.wait_for(|stopping| *stopping) => {}
         }
+    }
+
+    /// There was something: the next hint is heard at once.
+    fn found(&mut self) {
+        self.in_vain = 0;
     }
 
     /// Waits after an error of the store, longer each time.
@@ -355,7 +375,9 @@ async fn work_lanes<St: Store, S: Clone + Send + Sync + 'static>(
         match found {
             Ok(found) => {
                 failures = 0;
-                if !found {
+                if found {
+                    pace.found();
+                } else {
                     pace.wait(&mut bell, None).await;
                 }
             }
@@ -377,7 +399,9 @@ async fn work_leased<St: Store, S: Clone + Send + Sync + 'static>(
         match leased::step(&inbox, &handler).await {
             Ok(found) => {
                 failures = 0;
-                if !found.any {
+                if found.any {
+                    pace.found();
+                } else {
                     pace.wait(&mut bell, found.next_due).await;
                 }
             }
@@ -417,8 +441,11 @@ async fn work_outside<St: Store, S: Clone + Send + Sync + 'static>(
             }
         };
         let next_due = found.as_ref().and_then(|found| found.next_due);
-        if found.is_some_and(|found| found.any) && !caller.is_busy() {
-            continue;
+        if found.is_some_and(|found| found.any) {
+            pace.found();
+            if !caller.is_busy() {
+                continue;
+            }
         }
         let finished = if caller.is_busy() {
             let renew_at = Instant::now() + LEASE / 3;
@@ -459,12 +486,41 @@ async fn work_relay<St: Store, S: Clone + Send + Sync + 'static>(
                 if last {
                     return;
                 }
-                if !found {
+                if found {
+                    pace.found();
+                } else {
                     pace.wait(&mut bell, None).await;
                 }
             }
             Err(_) if last => return,
             Err(error) => pace.back_off("relay", &mut failures, inbox.shared.seed.next(), &error).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wake::Wake;
+
+    #[tokio::test]
+    async fn hints_that_lead_to_nothing_are_heard_less_often_and_never_lost() {
+        let (_stop, stop) = watch::channel(false);
+        let mut pace = Pace { poll_every: Duration::from_secs(600), stop, in_vain: 0 };
+        let wake = Wake::new();
+        let mut bell = wake.listener();
+        for _ in 0..2 {
+            for _ in 0..IN_VAIN {
+                wake.ring();
+                assert!(pace.wait(&mut bell, None).now_or_never().is_some(), "the first are heard at once");
+            }
+            for _ in 0..3 {
+                wake.ring();
+                assert!(pace.wait(&mut bell, None).now_or_never().is_none(), "there is no end of hints");
+                let heard = pace.wait(&mut bell, None);
+                tokio::time::timeout(Duration::from_secs(30), heard).await.expect("the hint is heard later");
+            }
+            pace.found();
         }
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! `{now}` is the database's clock in microseconds (SQLite knows milliseconds) plus the store's shift, which is
 //! always parameter `?1` of such a statement.
+//!
+//! A limit is written `?4 + 0`: SQLite plans with the value of a bare parameter, and so prepares the whole statement anew
+//! each time one is bound, which takes longer than most of them run.
 
 use std::sync::Arc;
 
@@ -280,6 +283,18 @@ mod tests {
         }
         for wrong in ["", "1a", "A", "a-b", "a\"", "a;drop", "sqlite_x", "é", &"x".repeat(42)] {
             assert!(check_prefix(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn no_limit_is_a_bare_parameter() {
+        for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/sql")).unwrap() {
+            let path = file.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            for after in text.split("limit ?").skip(1) {
+                let after = after.trim_start_matches(|char: char| char.is_ascii_digit());
+                assert!(after.starts_with(" + 0"), "{}: see the top of sql.rs", path.display());
+            }
         }
     }
 

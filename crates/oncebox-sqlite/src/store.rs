@@ -22,7 +22,7 @@ use crate::purge::Walks;
 use crate::rows::get;
 use crate::sql::{DEFAULT_PREFIX, Sql, query};
 use crate::tx::SqliteTransaction;
-use crate::tx::writer::Writer;
+use crate::tx::writer::{PRAGMAS, Writer};
 
 /// How long one statement waits for the write lock of another process.
 const BUSY: Duration = Duration::from_secs(10);
@@ -70,6 +70,7 @@ impl SqliteStore {
             .statement_cache_capacity(256)
             .row_buffer_size(256)
             .disable_statement_logging();
+        let options = PRAGMAS.into_iter().fold(options, |options, (name, value)| options.pragma(name, value));
         if writable {
             use_wal(&options).await?;
         }

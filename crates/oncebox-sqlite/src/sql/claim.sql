@@ -14,6 +14,6 @@ where handler = ?2 and lane in (
           order by place limit 1
       ) is not null
     order by candidate.started_at, candidate.lane
-    limit ?4
+    limit ?4 + 0
 )
 returning lane, inherited

@@ -5,7 +5,7 @@ with matching as (
     from {prefix}conflict
     where ?1 is null or received_at < ?1 or (received_at = ?1 and (identity, fingerprint) < (?2, ?3))
     order by received_at desc, identity desc, fingerprint desc
-    limit ?4
+    limit ?4 + 0
 ), page as (
     select identity, fingerprint, sum(bytes) over (
         order by received_at desc, identity desc, fingerprint desc rows unbounded preceding

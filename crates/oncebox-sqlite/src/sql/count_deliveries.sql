@@ -15,5 +15,5 @@ where (?1 is null or id in (select value from json_each(?1)))
   and (?11 is null or id <= ?11)
   and (?13 is null or state = ?13)
   and (?14 is null or (last_error is not null) = ?14)
-limit ?12
+limit ?12 + 0
 )

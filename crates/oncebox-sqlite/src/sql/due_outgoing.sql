@@ -14,4 +14,4 @@ where waiting.sink = ?2 and waiting.dead = 0
         and earlier.dead = 0 and earlier.attempts > 0 and earlier.due_at > {now}
   )
 order by waiting.seq
-limit ?4
+limit ?4 + 0

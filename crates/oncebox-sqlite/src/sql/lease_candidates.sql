@@ -9,4 +9,4 @@ where handler = ?2 and state in (0, 2) and due_at <= {now}
         and earlier.id < due.id
   ))
 order by due_at, id
-limit ?3
+limit ?3 + 0

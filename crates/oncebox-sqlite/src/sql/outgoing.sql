@@ -6,7 +6,7 @@ select * from (
     where dead = 1 and (?2 is null or ?2) and (?1 is null or sink = ?1) and (?3 is null or (attempts > 0) = ?3)
       and (?4 is null or seq > ?4)
     order by seq
-    limit ?5
+    limit ?5 + 0
 )
 union all
 select * from (
@@ -15,7 +15,7 @@ select * from (
     where dead = 0 and (?2 is null or not ?2) and (?1 is null or sink = ?1) and (?3 is null or (attempts > 0) = ?3)
       and (?4 is null or seq > ?4)
     order by seq
-    limit ?5
+    limit ?5 + 0
 )
 order by 1
-limit ?5
+limit ?5 + 0

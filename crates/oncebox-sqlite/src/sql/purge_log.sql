@@ -4,7 +4,7 @@ where place in (
     select place from (
         select place, received_at from {prefix}log
         where place >= ?3 << 48 and place <= (?3 << 48) + ?4
-        order by place limit ?5
+        order by place limit ?5 + 0
     )
     where received_at < {now} - ?2
 )

@@ -16,4 +16,4 @@ cross join {prefix}cursor as cursor on cursor.handler = ?2 and cursor.lane = ask
 cross join {prefix}log as log
     on log.place > (cursor.lane << 48) + cursor.position
     and log.place <= (cursor.lane << 48) + coalesce(asked.value ->> 1, 281474976710655)
-limit ?4
+limit ?4 + 0

@@ -11,4 +11,4 @@ where (?4 is null or log.scope = ?4)
   and (?9 is null or log.received_at >= ?9)
   and (?10 is null or log.received_at < ?10)
 order by log.seq desc
-limit ?11
+limit ?11 + 0

@@ -22,9 +22,13 @@ use crate::tx::watch::Watch;
 
 /// How long to ask again for a lock that another process has, beyond the busy timeout of a single ask.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How many pages the write-ahead log may have before they are moved into the file: a commit touches the last page of many
-/// lanes, and what is rewritten in the meantime is moved once. SQLite's own 1,000 make every twentieth commit wait for it.
-const CHECKPOINT: &str = "pragma wal_autocheckpoint = 4000";
+/// What each connection that writes is told, beside the settings that lose nothing.
+///
+/// `wal_autocheckpoint`: how many pages the write-ahead log may have before they are moved into the file. A commit touches
+/// the last page of many lanes, and what is rewritten in the meantime is moved once; SQLite's own 1,000 make every
+/// twentieth commit wait for it. `temp_store`: where the pages are kept that undo a single statement. A group of messages
+/// touches so many that a file would be made, written and removed for each statement; after a crash nobody needs it.
+pub(crate) const PRAGMAS: [(&str, &str); 2] = [("wal_autocheckpoint", "4000"), ("temp_store", "memory")];
 /// How long a rollback may take before the connection is closed instead.
 const ROLLBACK: Duration = Duration::from_secs(1);
 
@@ -177,7 +181,9 @@ impl Writer {
                 connection.execute("pragma synchronous = normal").await?;
             }
         }
-        connection.execute(CHECKPOINT).await?;
+        for (name, value) in PRAGMAS {
+            connection.execute(sqlx::AssertSqlSafe(format!("pragma {name} = {value}"))).await?;
+        }
         let watch = Watch::install(&mut connection).await?;
         Ok(Watched { connection, watch })
     }
@@ -296,4 +302,35 @@ impl fmt::Debug for Writer {
 /// The error for a transaction that is no longer ours.
 pub(crate) fn fenced(text: &'static str) -> Error {
     Error::new(ErrorKind::Fenced, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SqliteStore;
+
+    async fn setting(connection: &mut SqliteConnection, name: &str) -> i64 {
+        let text = sqlx::AssertSqlSafe(format!("pragma {name}"));
+        sqlx::query(text).fetch_one(connection).await.unwrap().get(0)
+    }
+
+    #[tokio::test]
+    async fn connections_that_write_have_the_settings() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("messages.db");
+        let opened = SqliteStore::open(file.to_str().unwrap()).await.unwrap();
+        let own = SqlitePool::connect(&format!("sqlite:{}", file.display())).await.unwrap();
+        for store in [opened, SqliteStore::new(own)] {
+            for sync in [Sync::Durable, Sync::Soft] {
+                let mut write = store.writer.take(sync).await.unwrap();
+                assert_eq!(setting(write.connection(), "wal_autocheckpoint").await, 4000);
+                // 2 is memory.
+                assert_eq!(setting(write.connection(), "temp_store").await, 2);
+                let level = setting(write.connection(), "synchronous").await;
+                assert_eq!(level, if sync == Sync::Durable { 2 } else { 1 });
+                write.finish();
+            }
+            store.close().await;
+        }
+    }
 }

@@ -213,6 +213,12 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// Every handler the store knows, without scanning the log.
     fn handlers(&self) -> impl Future<Output = Result<Vec<HandlerStatus>, Error>> + Send;
 
+    /// The kinds that each of these handlers wants. Receivers wait for it now and then, so a store that can answer it
+    /// without counting what waits should.
+    fn wanted_kinds(&self) -> impl Future<Output = Result<Vec<Vec<String>>, Error>> + Send {
+        async { Ok(self.handlers().await?.into_iter().map(|handler| handler.kinds).collect()) }
+    }
+
     /// What waits in the outbox, per sink.
     fn outbox(&self) -> impl Future<Output = Result<Vec<OutboxStatus>, Error>> + Send;
 

@@ -161,13 +161,13 @@ pub(crate) fn subject_of(prefix: Option<&str>, kind: &str) -> String {
 
 /// Drops what says again what the message itself says by now.
 fn drop_carriers(message: &mut Message) {
-    let (id, kind, key) = (message.id.clone(), message.kind.clone(), message.key.clone());
-    message.headers.retain(|name, value| {
+    let Message { id, kind, key, headers, .. } = message;
+    headers.retain(|name, value| {
         let carries = |header: &str, part: Option<&str>| {
             name.eq_ignore_ascii_case(header) && part.is_some_and(|part| part.as_bytes() == value.as_ref())
         };
-        !carries(ID_HEADER, Some(&id))
-            && !carries(KIND_HEADER, Some(&kind))
+        !carries(ID_HEADER, Some(id))
+            && !carries(KIND_HEADER, Some(kind))
             && !carries(KEY_HEADER, key.as_deref())
             && !name.eq_ignore_ascii_case(EXPECTED_STREAM_HEADER)
     });

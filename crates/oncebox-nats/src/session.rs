@@ -485,13 +485,12 @@ impl Pump {
 /// The place of the message in its stream, from the subject for acknowledgements.
 pub(crate) fn stream_sequence(reply: &str) -> Option<u64> {
     // $JS.ACK.stream.consumer.deliveries.SEQUENCE.… or, newer, $JS.ACK.domain.account.stream.consumer.deliveries.SEQUENCE.…
-    let words: Vec<&str> = reply.split('.').collect();
-    let place = match words.len() {
+    let place = match reply.split('.').count() {
         9 => 5,
         11.. => 7,
         _ => return None,
     };
-    words.get(place)?.parse().ok()
+    reply.split('.').nth(place)?.parse().ok()
 }
 
 fn nanos(duration: Duration) -> u64 {

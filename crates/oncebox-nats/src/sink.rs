@@ -4,14 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_nats::connection::State;
-use async_nats::jetstream::ErrorCode;
-use async_nats::jetstream::context::{Context, ContextBuilder, PublishError, PublishErrorKind};
-use async_nats::jetstream::message::PublishMessage;
-use async_nats::{Client, RequestErrorKind};
+use async_nats::jetstream::{self, ErrorCode};
+use async_nats::{Client, PublishError, PublishErrorKind, RequestErrorKind, StatusCode, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
 use oncebox_core::{Error, ErrorKind, Message, SendFailure, Sink};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, watch};
 
@@ -42,7 +40,7 @@ pub struct NatsSink {
 
 #[derive(Debug, Clone)]
 struct Connection {
-    context: Context,
+    client: Client,
     /// How often it was lost.
     lost: watch::Receiver<u64>,
 }
@@ -59,11 +57,11 @@ impl NatsSink {
         if let Some(connection) = &*connection {
             return Ok(connection.clone());
         }
-        let NatsSinkConfig { url, auth, tls, timeout, .. } = &self.config;
+        let NatsSinkConfig { url, auth, tls, .. } = &self.config;
         let target = Target { url, auth, tls };
-        let (client, lost) = connect(target, AfterLoss::Reconnect, 1024).await?;
-        let context = ContextBuilder::new().timeout(*timeout).max_ack_inflight(AT_ONCE).build(client);
-        let new = Connection { context, lost };
+        // Room for the confirmations of one call: what does not fit would be thrown away.
+        let (client, lost) = connect(target, AfterLoss::Reconnect, AT_ONCE).await?;
+        let new = Connection { client, lost };
         *connection = Some(new.clone());
         Ok(new)
     }
@@ -75,34 +73,82 @@ impl NatsSink {
         }
     }
 
-    /// Hands all messages to the client, in order, then waits for the confirmations until the connection is lost.
+    /// Hands messages to the client, in order, then waits for the confirmations until the connection is lost.
+    ///
+    /// The confirmations of one call come to a subject of its own, `INBOX.PLACE`. The client's own `publish` has a
+    /// timer, a task's wake-up and several allocations for each message.
     async fn publish(&self, connection: &Connection, messages: &[Message]) -> Vec<Result<(), SendFailure>> {
-        let Connection { context, mut lost } = connection.clone();
+        let Connection { client, mut lost } = connection.clone();
         lost.mark_unchanged();
-        let mut answers =
-            vec![Err(SendFailure::Retry("the connection to NATS was lost".to_owned())); messages.len()];
-        let mut confirmations = FuturesUnordered::new();
-        for (place, message) in messages.iter().enumerate() {
-            let subject = self.subject(message);
-            let headers = envelope::write(message, &subject, self.config.stream.as_deref());
-            let publish = PublishMessage::build().headers(headers).payload(message.payload.clone());
-            match context.send_publish(subject.clone(), publish).await {
-                Ok(confirmation) => confirmations.push(async move { (place, subject, confirmation.await) }),
-                Err(error) => answers[place] = Err(failure(&error, &subject)),
+        let mut answers = vec![None; messages.len()];
+        let publishing = async {
+            let inbox = client.new_inbox();
+            let Ok(confirmations) = client.subscribe(format!("{inbox}.*")).await else { return };
+            let mut open = 0;
+            for (place, message) in messages.iter().enumerate() {
+                let subject = self.subject(message);
+                let headers = envelope::write(message, &subject, self.config.stream.as_deref());
+                let (reply, payload) = (format!("{inbox}.{place}"), message.payload.clone());
+                match client.publish_with_reply_and_headers(subject, reply, headers, payload).await {
+                    Ok(()) => open += 1,
+                    Err(error) => answers[place] = Some(Err(unsent(&error))),
+                }
             }
-        }
-        loop {
-            tokio::select! {
-                confirmed = confirmations.next() => match confirmed {
-                    Some((place, subject, confirmed)) => {
-                        answers[place] = confirmed.map(drop).map_err(|error| failure(&error, &subject));
-                    }
-                    None => return answers,
-                },
-                _ = lost.changed() => return answers,
+            self.confirm(confirmations, open, &inbox, messages, &mut answers).await;
+        };
+        let missing = tokio::select! {
+            _ = tokio::time::timeout(self.config.timeout, publishing) => {
+                format!("NATS did not confirm it within {:?}", self.config.timeout)
+            }
+            _ = lost.changed() => "the connection to NATS was lost".to_owned(),
+        };
+        let or_missing =
+            |answer: Option<_>| answer.unwrap_or_else(|| Err(SendFailure::Retry(missing.clone())));
+        answers.into_iter().map(or_missing).collect()
+    }
+
+    /// Notes what the server says until so many messages are answered for.
+    async fn confirm(
+        &self,
+        mut confirmations: Subscriber,
+        mut open: usize,
+        inbox: &str,
+        messages: &[Message],
+        answers: &mut [Option<Result<(), SendFailure>>],
+    ) {
+        while open > 0 {
+            let Some(confirmation) = confirmations.next().await else { return };
+            let place = confirmation.subject.strip_prefix(inbox).and_then(|rest| rest.strip_prefix('.'));
+            let place = place.and_then(|place| place.parse::<usize>().ok());
+            let answered = place.and_then(|place| answers.get_mut(place).zip(messages.get(place)));
+            if let Some((answer @ None, message)) = answered {
+                *answer = Some(self.read(&confirmation, message));
+                open -= 1;
             }
         }
     }
+
+    /// Whether a stream has stored the message.
+    fn read(&self, confirmation: &async_nats::Message, message: &Message) -> Result<(), SendFailure> {
+        if confirmation.status == Some(StatusCode::NO_RESPONDERS) {
+            let subject = self.subject(message);
+            let text = format!("no stream takes the subject `{}`; create one", subject.escape_debug());
+            return Err(SendFailure::Retry(text));
+        }
+        match serde_json::from_slice::<Confirmation>(&confirmation.payload) {
+            Ok(Confirmation { error: None, seq: Some(_) }) => Ok(()),
+            Ok(Confirmation { error: Some(error), .. }) => Err(refused(&error)),
+            Ok(_) => Err(SendFailure::Retry("NATS did not say where it stored the message".to_owned())),
+            Err(error) => Err(SendFailure::Retry(format!("NATS answered something unreadable: {error}"))),
+        }
+    }
+}
+
+/// What a stream answers.
+#[derive(Debug, Deserialize)]
+struct Confirmation {
+    error: Option<jetstream::Error>,
+    seq: Option<u64>,
 }
 
 impl Sink for NatsSink {
@@ -111,11 +157,11 @@ impl Sink for NatsSink {
             return Ok(Vec::new());
         }
         let connection = self.connection().await?;
-        let client = connection.context.client();
+        let client = &connection.client;
         if client.connection_state() != State::Connected {
             return Err(away("the connection to NATS is lost; it is being made again"));
         }
-        if self.given_up.swap(true, Ordering::SeqCst) && !answers(&client).await {
+        if self.given_up.swap(true, Ordering::SeqCst) && !answers(client).await {
             if client.force_reconnect().await.is_err() {
                 // The client has ended; a new one is made.
                 *self.connection.lock().await = None;
@@ -170,17 +216,22 @@ async fn answers(client: &Client) -> bool {
     }
 }
 
-fn failure(error: &PublishError, subject: &str) -> SendFailure {
-    let refused = std::error::Error::source(error)
-        .and_then(|source| source.downcast_ref::<async_nats::jetstream::Error>());
-    let too_large = error.kind() == PublishErrorKind::MaxPayloadExceeded
-        || refused.is_some_and(|refused| refused.error_code() == ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM);
+/// The client did not take the message.
+fn unsent(error: &PublishError) -> SendFailure {
     match error.kind() {
-        PublishErrorKind::StreamNotFound => SendFailure::Retry(format!(
-            "no stream takes the subject `{}`; create one",
-            subject.escape_debug()
-        )),
-        _ if too_large => SendFailure::Permanent(format!("the message is too large for NATS: {error}")),
+        PublishErrorKind::MaxPayloadExceeded => too_large(error),
+        _ => SendFailure::Retry(format!("NATS did not take it: {error}")),
+    }
+}
+
+/// The stream did not take the message.
+fn refused(error: &jetstream::Error) -> SendFailure {
+    match error.error_code() {
+        ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM => too_large(error),
         _ => SendFailure::Retry(format!("NATS did not confirm it: {error}")),
     }
+}
+
+fn too_large(error: &dyn std::error::Error) -> SendFailure {
+    SendFailure::Permanent(format!("the message is too large for NATS: {error}"))
 }

@@ -199,6 +199,13 @@ impl Inner {
         })
     }
 
+    pub(crate) async fn wanted_kinds(&self) -> Result<Vec<Vec<String>>, Error> {
+        autocommit!(self, |connection| {
+            let rows = self.sql.wanted_kinds.query().fetch_all(&mut *connection).await?;
+            rows.iter().map(|row| Ok(serde_json::from_str(row.try_get(0)?).unwrap_or_default())).collect()
+        })
+    }
+
     pub(crate) async fn outbox(&self) -> Result<Vec<OutboxStatus>, Error> {
         // Young tables have no statistics; the planner's guess would start a compiler for a few rows.
         transaction!(self, |connection| {

@@ -158,7 +158,7 @@ statements! {
     register_cursors, relay_rows, release, release_held, release_response, remove_outgoing, remove_token, rename,
     renew, renew_response, replay, replay_outgoing, revoke, search_last, search_places, search_read, search_seen,
     set_paused, set_source_paused, settings, settle, settle_outgoing, settle_response, standing, start_replay,
-    sweep_lock, sweep_move, table_health, tokens,
+    sweep_lock, sweep_move, table_health, tokens, wanted_kinds,
 }
 
 #[cfg(test)]

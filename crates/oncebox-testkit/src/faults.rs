@@ -314,6 +314,10 @@ impl<S: Store> Store for Faulty<S> {
         pass!(self.handlers())
     }
 
+    async fn wanted_kinds(&self) -> Result<Vec<Vec<String>>, Error> {
+        pass!(self.wanted_kinds())
+    }
+
     async fn outbox(&self) -> Result<Vec<OutboxStatus>, Error> {
         pass!(self.outbox())
     }

@@ -240,10 +240,10 @@ impl<St: Store> Inner<St> {
             return;
         }
         // Only a counter depends on it, so an error is no reason to refuse messages.
-        let Ok(known) = self.store.handlers().await else { return };
-        let routes = known.into_iter().map(|handler| {
+        let Ok(known) = self.store.wanted_kinds().await else { return };
+        let routes = known.into_iter().map(|patterns| {
             let mut kinds = Kinds::default();
-            for pattern in handler.kinds {
+            for pattern in patterns {
                 let _ = kinds.add(&pattern);
             }
             kinds

@@ -21,7 +21,7 @@ use crate::trace::TraceContext;
 const LANES_FOR: Duration = Duration::from_secs(30);
 
 /// How many lots of the sink's size are leased at once, so that some can be written down while others are sent.
-const LOTS: usize = 4;
+const LOTS: usize = 8;
 
 /// About the most bytes of payloads in several lots; with larger messages one lot is leased at a time, as memory holds it.
 const LOTS_BYTES: usize = 16 * 1024 * 1024;

@@ -168,6 +168,13 @@ impl Inner {
         })
     }
 
+    pub(crate) async fn wanted_kinds(&self) -> Result<Vec<Vec<String>>, Error> {
+        reading!(self, |connection| {
+            let rows = self.sql.wanted_kinds.query(self.shift()).fetch_all(&mut *connection).await?;
+            rows.iter().map(|row| Ok(serde_json::from_str(&text(row, 0)?).unwrap_or_default())).collect()
+        })
+    }
+
     pub(crate) async fn handlers(&self) -> Result<Vec<HandlerStatus>, Error> {
         reading!(self, |connection| {
             let mut standing: BTreeMap<String, Vec<Standing>> = BTreeMap::new();

@@ -487,6 +487,7 @@ statements! {
     renew, renew_response, replay, replay_outgoing, search_places, search_read, search_seen, set_paused,
     set_source_paused, settings, settle, settle_outgoing, settle_response, standing, start_replay, still_ours,
     sweep_attempt, sweep_delivery, sweep_lock, sweep_move, sweep_seen, take_relay, take_tally, timeouts, tokens,
+    wanted_kinds,
 }
 
 #[cfg(test)]

@@ -279,6 +279,10 @@ impl Store for MariaStore {
         Box::pin(self.inner.handlers()).await
     }
 
+    async fn wanted_kinds(&self) -> Result<Vec<Vec<String>>, Error> {
+        Box::pin(self.inner.wanted_kinds()).await
+    }
+
     async fn outbox(&self) -> Result<Vec<OutboxStatus>, Error> {
         Box::pin(self.inner.outbox()).await
     }

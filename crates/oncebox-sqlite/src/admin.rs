@@ -156,6 +156,11 @@ impl SqliteStore {
             .collect()
     }
 
+    pub(crate) async fn list_wanted_kinds(&self) -> Result<Vec<Vec<String>>, Error> {
+        let rows = query(&self.sql.wanted_kinds).fetch_all(&self.pool).await.map_err(classify)?;
+        rows.iter().map(|row| Ok(json(get(row, 0)?).unwrap_or_default())).collect()
+    }
+
     pub(crate) async fn list_handlers(&self) -> Result<Vec<HandlerStatus>, Error> {
         let rows =
             query(&self.sql.handlers).bind(self.shift()).fetch_all(&self.pool).await.map_err(classify)?;

@@ -173,6 +173,7 @@ statements!(
     replay_outgoing,
     set_paused,
     touch,
+    wanted_kinds,
     settle,
     settle_history,
     settle_outgoing,

@@ -263,6 +263,10 @@ impl Store for SqliteStore {
         self.list_handlers().await
     }
 
+    async fn wanted_kinds(&self) -> Result<Vec<Vec<String>>, Error> {
+        self.list_wanted_kinds().await
+    }
+
     async fn outbox(&self) -> Result<Vec<OutboxStatus>, Error> {
         self.list_outbox().await
     }

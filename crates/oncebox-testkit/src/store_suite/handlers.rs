@@ -228,6 +228,7 @@ pub async fn the_status_of_a_handler_says_what_waits<T: Subject>(subject: T) {
     assert_eq!((status.waiting, status.waiting_is_exact), (7, true));
     assert!(status.lag.is_some());
     assert_eq!(status.kinds, [KIND]);
+    assert_eq!(inbox.store().wanted_kinds().await.unwrap(), [[KIND]]);
 
     drain(&inbox).await;
     let status = inbox.store().handlers().await.unwrap().remove(0);

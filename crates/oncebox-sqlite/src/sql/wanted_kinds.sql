@@ -1,0 +1,2 @@
+-- wanted_kinds.sql: locks nothing
+select kinds from {prefix}handler

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,9 @@ async fn killed_again_and_again_with_rabbitmq_between_them() {
     let Some(server) = started(xtask::rabbitmq::PrivateRabbitmq::start()) else { return };
     let proxy = Proxy::start(local(server.port())).await;
     let through_proxy = server.url().replace(&server.port().to_string(), &proxy.address().port().to_string());
-    in_time(each_order_is_charged_once(6, "rabbitmq", &proxy, &through_proxy, &server.url())).await;
+    let between =
+        Between { broker: "rabbitmq", proxy, shop: through_proxy, billing: server.url(), groups: None };
+    in_time(each_order_is_charged_once(6, &between)).await;
 }
 
 #[cfg(feature = "nats")]
@@ -49,7 +51,8 @@ async fn killed_again_and_again_with_nats_between_them() {
     let Some(server) = started(xtask::nats::PrivateNats::start()) else { return };
     let proxy = Proxy::start(local(server.port())).await;
     let through_proxy = server.url().replace(&server.port().to_string(), &proxy.address().port().to_string());
-    in_time(each_order_is_charged_once(5, "nats", &proxy, &through_proxy, &server.url())).await;
+    let between = Between { broker: "nats", proxy, shop: through_proxy, billing: server.url(), groups: None };
+    in_time(each_order_is_charged_once(5, &between)).await;
 }
 
 /// Fewer rounds: here a billing that comes back waits six seconds and more until it is given anything.
@@ -62,8 +65,10 @@ async fn killed_again_and_again_with_kafka_between_them() {
     let Some(server) = xtask::server::if_installed(server, xtask::steps::ALL_VARIABLE) else { return };
     let proxy = Proxy::start_at(port, local(server.port())).await;
     tokio::task::block_in_place(|| server.create_topic("orders", 3)).unwrap();
-    let through_proxy = proxy.address().to_string();
-    in_time(each_order_is_charged_once(3, "kafka", &proxy, &through_proxy, &through_proxy)).await;
+    let address = proxy.address().to_string();
+    let groups = Some(server.folder().join("tansu.db"));
+    let between = Between { broker: "kafka", proxy, shop: address.clone(), billing: address, groups };
+    in_time(each_order_is_charged_once(3, &between)).await;
 }
 
 /// A test that hangs fails; one that goes well takes a minute or less.
@@ -83,11 +88,23 @@ fn local(port: u16) -> SocketAddr {
     ([127, 0, 0, 1], port).into()
 }
 
-/// Each of the moments is met so many times. The shop goes through the proxy; the address of billing may be another one.
-async fn each_order_is_charged_once(rounds: usize, broker: &str, proxy: &Proxy, shop: &str, billing: &str) {
+/// A broker for the two services.
+struct Between {
+    broker: &'static str,
+    proxy: Proxy,
+    /// Where the shop finds it: at the proxy.
+    shop: String,
+    /// Where billing finds it.
+    billing: String,
+    /// Where Tansu keeps what it knows of groups, if it is Tansu.
+    groups: Option<PathBuf>,
+}
+
+/// Each of the moments is met so many times.
+async fn each_order_is_charged_once(rounds: usize, between: &Between) {
     let Some(postgres) = started(PrivatePostgres::start()) else { return };
     let folder = tempfile::tempdir().unwrap();
-    let mut town = Town::open(broker, proxy, &postgres, [shop, billing], folder.path()).await;
+    let mut town = Town::open(between, &postgres, folder.path()).await;
     for _ in 0..rounds {
         town.kill_the_shop_before_it_has_removed_what_was_sent().await;
         town.kill_the_shop_before_the_broker_has_confirmed().await;
@@ -124,18 +141,15 @@ struct Town<'a> {
     charges: SqlitePool,
     /// Billing's database for one who writes.
     file: SqliteConnectOptions,
+    /// Tansu's own tables, where Tansu is the broker.
+    groups: Option<SqlitePool>,
     /// Moments that did not come.
     missed: Vec<&'static str>,
 }
 
 impl<'a> Town<'a> {
-    async fn open(
-        broker: &'a str,
-        proxy: &'a Proxy,
-        postgres: &'a PrivatePostgres,
-        [shop, billing]: [&'a str; 2],
-        folder: &Path,
-    ) -> Self {
+    async fn open(between: &'a Between, postgres: &'a PrivatePostgres, folder: &Path) -> Self {
+        let Between { broker, proxy, shop, billing, groups } = between;
         let file = folder.join("billing.db");
         let (name, database) = (file.display().to_string(), postgres.url());
         let start_shop = Box::new(move |orders: i64| {
@@ -153,10 +167,9 @@ impl<'a> Town<'a> {
             start_shop,
             start_billing,
             shops: PgPool::connect_with(ours).await.unwrap(),
-            charges: SqlitePoolOptions::new()
-                .max_connections(1)
-                .connect_lazy_with(file.clone().read_only(true)),
+            charges: reading(file.clone()),
             file,
+            groups: groups.as_ref().map(|file| reading(SqliteConnectOptions::new().filename(file))),
             missed: Vec::new(),
         };
         until("the services have their tables", || async {
@@ -218,14 +231,14 @@ impl<'a> Town<'a> {
         let writing = writer.begin_with("begin immediate").await.unwrap();
         let sent = self.count_sent().await;
         self.reach("many more are sent", async |town| town.count_sent().await >= sent + MANY).await;
-        self.billing.kill();
+        self.kill_billing().await;
         writing.rollback().await.unwrap();
         self.billing = (self.start_billing)();
     }
 
     async fn kill_both_at_work(&mut self) {
         self.both_work().await;
-        self.billing.kill();
+        self.kill_billing().await;
         self.kill_shop().await;
         self.shop = (self.start_shop)(i64::MAX);
         self.billing = (self.start_billing)();
@@ -258,6 +271,19 @@ impl<'a> Town<'a> {
             );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    async fn kill_billing(&mut self) {
+        if let Some(groups) = &self.groups {
+            // A member that dies while its group forms stays the group's leader for ever with Tansu 0.6.0, and nobody
+            // gets a partition any more.
+            until("billing's group is formed", || async {
+                let formed = "select count(*) from consumer_group_detail where detail like '%\"Formed\"%'";
+                sqlx::query_scalar::<_, i64>(formed).fetch_one(groups).await.is_ok_and(|formed| formed == 1)
+            })
+            .await;
+        }
+        self.billing.kill();
     }
 
     /// Keeps the relay from taking anything, and waits until there is a lot that it has not taken.
@@ -340,6 +366,10 @@ impl<'a> Town<'a> {
     async fn count_waiting(&self) -> i64 {
         sqlx::query_scalar("select count(*) from oncebox.outbox").fetch_one(&self.shops).await.unwrap()
     }
+}
+
+fn reading(file: SqliteConnectOptions) -> SqlitePool {
+    SqlitePoolOptions::new().max_connections(1).connect_lazy_with(file.read_only(true))
 }
 
 /// A process that is killed at the latest when the test ends.

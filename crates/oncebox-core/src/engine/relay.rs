@@ -386,6 +386,7 @@ mod tests {
         assert_eq!(lots(200, 500), LOTS);
         assert_eq!(lots(16 * 1024, 500), 2);
         assert_eq!(lots(1024 * 1024, 500), 1);
-        assert_eq!(lots(1024 * 1024, 4), LOTS);
+        assert_eq!(lots(1024 * 1024, 4), 4);
+        assert_eq!(lots(1024 * 1024, 2), LOTS);
     }
 }

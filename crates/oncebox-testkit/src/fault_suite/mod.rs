@@ -29,7 +29,7 @@ macro_rules! fault_suite {
         $crate::faults_in_every_method! { $subject:
             receive, register, claim, release, begin_lanes, begin_leased, begin_inline, begin_plain, commit, lease,
             settle, once, publish, lease_outgoing, settle_outgoing, set_paused, forget, deliveries, replay, discard,
-            replay_outgoing, conflicts, handlers, outbox, add_counts, counts, purge, announce,
+            replay_outgoing, conflicts, handlers, wanted_kinds, outbox, add_counts, counts, purge, announce,
         }
         mod stalled {
             use super::*;

@@ -14,7 +14,7 @@ use crate::faults::{Fault, How, Plan, Side};
 use crate::subject::Subject;
 
 /// Every method of a store that the scenario calls; `renew` needs time to pass and has a case of its own.
-pub const METHODS: [&str; 28] = [
+pub const METHODS: [&str; 29] = [
     "receive",
     "register",
     "claim",
@@ -38,6 +38,7 @@ pub const METHODS: [&str; 28] = [
     "replay_outgoing",
     "conflicts",
     "handlers",
+    "wanted_kinds",
     "outbox",
     "add_counts",
     "counts",
@@ -76,9 +77,10 @@ pub(crate) async fn faults_in<T: Subject>(calls: &Calls, method: &'static str, h
 }
 
 /// Hints and outcomes that come close together share a call, and each round of a drain claims and leases once, however
-/// much has come to an end since the last: a run may have fewer calls than the one that counted.
+/// much has come to an end since the last, and receivers ask every ten seconds which kinds are wanted: a run may have
+/// fewer calls than the one that counted.
 pub(crate) fn may_be_missed(fault: Fault) -> bool {
-    fault.call > 1 && matches!(fault.method, "announce" | "settle" | "lease" | "claim")
+    fault.call > 1 && matches!(fault.method, "announce" | "settle" | "lease" | "claim" | "wanted_kinds")
 }
 
 /// Lives without a fault and counts calls.

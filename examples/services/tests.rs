@@ -32,7 +32,7 @@ const SOON: Duration = Duration::from_secs(45);
 /// How long it may take until both services work again.
 const TO_WORK: Duration = Duration::from_secs(150);
 /// How long a group may be without a leader of its own; it needs a few rounds of three seconds.
-const BROKEN: Duration = Duration::from_secs(25);
+const WITHOUT_LEADER: Duration = Duration::from_secs(25);
 /// How long the services may take in the end to work off what waits.
 const REST: Duration = Duration::from_secs(150);
 
@@ -80,7 +80,7 @@ async fn killed_again_and_again_with_kafka_between_them() {
     panic!("Tansu has broken its group six times");
 }
 
-/// A test that hangs fails; one that goes well takes a minute or less.
+/// A test that hangs fails; one that goes well takes about a minute.
 async fn in_time<T>(case: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(480), case).await.expect("it ends within 8 minutes")
 }
@@ -311,7 +311,7 @@ impl<'a> Town<'a> {
         if strays == 0 {
             *whole_at = Instant::now();
         }
-        whole_at.elapsed() > BROKEN
+        whole_at.elapsed() > WITHOUT_LEADER
     }
 
     /// Keeps the relay from taking anything, and waits until there is a lot that it has not taken.

@@ -288,9 +288,9 @@ impl Pace {
     /// Waits for a hint, the next poll, or something that will be due; returns at once when stopping.
     async fn wait(&mut self, bell: &mut Listener, next_due: Option<Duration>) {
         let wait = next_due.map_or(self.poll_every, |due| due.min(self.poll_every));
-        let often = self.in_vain >= IN_VAIN;
+        let seldom = self.in_vain >= IN_VAIN;
         let hint = async {
-            if often {
+            if seldom {
                 // A hint that comes meanwhile is heard afterwards.
                 tokio::time::sleep(HEAR_EVERY).await;
             }

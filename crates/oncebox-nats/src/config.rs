@@ -284,7 +284,7 @@ pub struct NatsSinkConfig {
     pub prefix: Option<String>,
     /// The stream that must take the messages; any stream that has the subject unless set.
     pub stream: Option<String>,
-    /// How long the server may take to confirm a message; 10 s unless set.
+    /// How long the server may take to confirm all messages of one call; 10 s unless set.
     #[serde(with = "durations")]
     pub timeout: Duration,
 }
@@ -339,7 +339,7 @@ impl NatsSinkConfig {
         self
     }
 
-    /// Sets how long the server may take to confirm a message.
+    /// Sets how long the server may take to confirm all messages of one call.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self

@@ -97,9 +97,11 @@ impl NatsSink {
             self.confirm(confirmations, open, &inbox, messages, &mut answers).await;
         };
         let missing = tokio::select! {
-            _ = tokio::time::timeout(self.config.timeout, publishing) => {
-                format!("NATS did not confirm it within {:?}", self.config.timeout)
-            }
+            ended = tokio::time::timeout(self.config.timeout, publishing) => match ended {
+                // Unless everything is answered for.
+                Ok(()) => "the connection to NATS was closed".to_owned(),
+                Err(_) => format!("NATS did not confirm it within {:?}", self.config.timeout),
+            },
             _ = lost.changed() => "the connection to NATS was lost".to_owned(),
         };
         let or_missing =

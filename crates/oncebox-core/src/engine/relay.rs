@@ -26,6 +26,23 @@ const LOTS: usize = 8;
 /// About the most bytes of payloads in several lots; with larger messages one lot is leased at a time, as memory holds it.
 const LOTS_BYTES: usize = 16 * 1024 * 1024;
 
+/// With this many lots left to send, or fewer, the next lease is asked for, so that the sink need not wait for it.
+const LOTS_LEFT: usize = 2;
+
+/// What was leased, and since when the lanes are ours at the latest.
+#[derive(Debug)]
+struct Leased {
+    due: Vec<Outgoing>,
+    at: Instant,
+    /// As many as were asked for, so that more may wait.
+    full: bool,
+}
+
+/// Whether the lanes stay ours until one more call of the sink has been answered and written down.
+fn holds<K>(leased_at: Instant, relay: &Relay<K>) -> bool {
+    leased_at.elapsed() + relay.timeout <= LANES_FOR * 14 / 15
+}
+
 /// Sends what is due until nothing is. Answers whether anything was sent or tried.
 pub(crate) async fn step<St: Store, S: Send + Sync, K: Sink>(
     inbox: &Inbox<St, S>,
@@ -36,30 +53,30 @@ pub(crate) async fn step<St: Store, S: Send + Sync, K: Sink>(
     let mut any = false;
     // How large the messages are is not known yet.
     let mut lots = 1;
+    let mut ahead: Option<Leased> = None;
     let result = loop {
         if stop() {
             break Ok(());
         }
-        let limit = if relay.careful.load(Ordering::Relaxed) { 1 } else { relay.batch * lots };
-        // Before the store is asked: its clock may run for as long as the answer takes.
-        let leased_at = Instant::now();
-        let ask = AskOutgoing { sink: &relay.name, token, limit, lease_for: LANES_FOR };
-        let due = match inbox.store.lease_outgoing(&ask).await {
-            Ok(due) if due.is_empty() => {
-                relay.careful.store(false, Ordering::Relaxed);
-                break Ok(());
+        let leased = match ahead.take() {
+            Some(leased) if !leased.due.is_empty() && holds(leased.at, relay) => leased,
+            _ => {
+                let careful = relay.careful.load(Ordering::Relaxed);
+                match lease(inbox, relay, token, if careful { 1 } else { relay.batch * lots }).await {
+                    Ok(leased) => leased,
+                    Err(error) => break Err(error),
+                }
             }
-            Ok(due) => due,
-            Err(error) => break Err(error),
         };
+        if leased.due.is_empty() {
+            relay.careful.store(false, Ordering::Relaxed);
+            break Ok(());
+        }
         any = true;
-        lots = lots_next(&due, relay.batch);
-        let sent = match bury_unreadable(inbox, relay, token, due).await {
-            Ok(due) => send(inbox, relay, token, due, leased_at).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = sent {
-            break Err(error);
+        lots = lots_next(&leased.due, relay.batch);
+        match send(inbox, relay, token, leased, lots).await {
+            Ok(leased) => ahead = leased,
+            Err(error) => break Err(error),
         }
     };
     if any {
@@ -69,6 +86,20 @@ pub(crate) async fn step<St: Store, S: Send + Sync, K: Sink>(
         }
     }
     result.map(|()| any)
+}
+
+async fn lease<St: Store, S, K>(
+    inbox: &Inbox<St, S>,
+    relay: &Relay<K>,
+    token: Token,
+    limit: usize,
+) -> Result<Leased, Error> {
+    // Before the store is asked: its clock may run for as long as the answer takes.
+    let at = Instant::now();
+    let ask = AskOutgoing { sink: &relay.name, token, limit, lease_for: LANES_FOR };
+    let due = inbox.store.lease_outgoing(&ask).await?;
+    let full = due.len() >= limit;
+    Ok(Leased { due, at, full })
 }
 
 /// Messages that cannot be read: dead, without being sent. Answers the others.
@@ -89,7 +120,8 @@ async fn bury_unreadable<St: Store, S, K: Sink>(
     Ok(due)
 }
 
-/// Sends what was leased, in lots of the sink's size, in waves where the sink does not keep order by itself.
+/// Sends what was leased, in lots of the sink's size, in waves where the sink does not keep order by itself. Answers what
+/// was leased meanwhile to be sent next.
 ///
 /// What became of a wave is written while the next ones are on their way. If that fails, or the process dies, the waves
 /// not yet written are sent again.
@@ -97,78 +129,148 @@ async fn send<St: Store, S: Send + Sync, K: Sink>(
     inbox: &Inbox<St, S>,
     relay: &Relay<K>,
     token: Token,
-    due: Vec<Outgoing>,
-    leased_at: Instant,
-) -> Result<(), Error> {
-    // Keys with a message that was not confirmed: what comes after it in this lease waits with it.
+    leased: Leased,
+    lots: usize,
+) -> Result<Option<Leased>, Error> {
+    let in_hand: HashSet<i64> = leased.due.iter().map(|outgoing| outgoing.seq).collect();
+    let mut meanwhile = Meanwhile {
+        inbox,
+        relay,
+        token,
+        waiting: Judged::default(),
+        written: 0,
+        writing: Fuse::terminated(),
+        leasing: Fuse::terminated(),
+        ahead: None,
+    };
+    // Keys with a message that was not confirmed: what comes after it waits with it.
     let mut stuck: HashSet<String> = HashSet::new();
-    let mut ledger = Ledger { inbox, relay, token, waiting: Judged::default(), writing: Fuse::terminated() };
-    let mut sent_one = false;
-    for wave in lots(due, relay) {
-        let wave: Vec<Outgoing> = wave
-            .into_iter()
-            .filter(|outgoing| !outgoing.message.key.as_ref().is_some_and(|key| stuck.contains(key)))
-            .collect();
+    let sent = send_waves(leased, lots, &mut meanwhile, &mut stuck).await;
+    // A lease that is asked for must not outlive the giving back of the lanes.
+    let all = meanwhile.finish().await.and(sent)?;
+    let mut ahead = meanwhile.ahead.filter(|_| all);
+    if let Some(ahead) = &mut ahead {
+        // It may have been read before what was in hand was removed, or noted as failed.
+        ahead.due.retain(|outgoing| !in_hand.contains(&outgoing.seq) && !is_stuck(outgoing, &stuck));
+    }
+    Ok(ahead)
+}
+
+/// Answers whether all had their turn, those apart whose key is stuck.
+async fn send_waves<St: Store, S: Send + Sync, K: Sink>(
+    leased: Leased,
+    lots: usize,
+    meanwhile: &mut Meanwhile<'_, St, S, K>,
+    stuck: &mut HashSet<String>,
+) -> Result<bool, Error> {
+    let Meanwhile { inbox, relay, token, .. } = *meanwhile;
+    let Leased { due, at, full } = leased;
+    let due = bury_unreadable(inbox, relay, token, due).await?;
+    let total = due.len();
+    let (mut left, mut sent_one) = (total, false);
+    // With large messages, memory holds one lot.
+    let mut more = full && lots > 1;
+    for wave in split(due, relay) {
+        if more && left <= LOTS_LEFT * relay.batch && !relay.careful.load(Ordering::Relaxed) {
+            // The store answers with what is in hand, too.
+            meanwhile.lease_ahead(total - meanwhile.written + relay.batch * lots);
+            more = false;
+        }
+        left -= wave.len();
+        let wave: Vec<Outgoing> = wave.into_iter().filter(|outgoing| !is_stuck(outgoing, stuck)).collect();
         if wave.is_empty() {
             continue;
         }
         // The lanes might be somebody else's before this wave is answered for; the rest is leased again.
-        if sent_one && leased_at.elapsed() + relay.timeout > LANES_FOR * 14 / 15 {
-            break;
+        if sent_one && !holds(at, relay) {
+            return Ok(false);
         }
-        let answers = ledger.write_during(send_wave(inbox, relay, &wave)).await;
+        let answers = meanwhile.during(send_wave(inbox, relay, &wave)).await?;
         sent_one = true;
-        match answers {
-            Ok(answers) => ledger.waiting.append(judge(inbox, relay, &wave, answers, &mut stuck)),
-            Err(error) => {
-                // What earlier waves came to is known, and not to be sent again.
-                ledger.finish().await?;
-                return Err(error);
-            }
-        }
+        meanwhile.waiting.append(judge(inbox, relay, &wave, answers, stuck));
     }
-    ledger.finish().await
+    Ok(true)
 }
 
-/// Writes what became of waves, one statement at a time; what comes meanwhile is written together by the next one.
-struct Ledger<'a, St: Store, S, K> {
+fn is_stuck(outgoing: &Outgoing, stuck: &HashSet<String>) -> bool {
+    outgoing.message.key.as_ref().is_some_and(|key| stuck.contains(key))
+}
+
+/// What the store does while the sink works: it writes what became of waves, one statement at a time (what comes meanwhile
+/// is written together by the next one), and leases what is to be sent next.
+struct Meanwhile<'a, St: Store, S, K> {
     inbox: &'a Inbox<St, S>,
     relay: &'a Relay<K>,
     token: Token,
     waiting: Judged,
-    writing: Fuse<BoxFuture<'a, Result<(), Error>>>,
+    /// How many messages were written about.
+    written: usize,
+    writing: Fuse<BoxFuture<'a, Result<usize, Error>>>,
+    leasing: Fuse<BoxFuture<'a, Result<Leased, Error>>>,
+    ahead: Option<Leased>,
 }
 
-impl<St: Store, S: Send + Sync, K: Sink> Ledger<'_, St, S, K> {
-    /// Writes while this future runs. An error of the store ends both.
-    async fn write_during<T>(&mut self, sending: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+impl<St: Store, S: Send + Sync, K: Sink> Meanwhile<'_, St, S, K> {
+    fn lease_ahead(&mut self, limit: usize) {
+        self.leasing = lease(self.inbox, self.relay, self.token, limit).boxed().fuse();
+    }
+
+    /// Runs this future. An error of the store while writing ends it.
+    async fn during<T>(&mut self, sending: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         let mut sending = std::pin::pin!(sending);
         loop {
-            self.start();
+            self.start_writing();
             tokio::select! {
                 answers = &mut sending => return answers,
-                written = &mut self.writing => written?,
+                written = &mut self.writing => self.note(written)?,
+                leased = &mut self.leasing => self.keep(leased),
             }
         }
     }
 
-    /// Writes what is left.
+    /// Writes what is left and waits for a lease that was asked for.
+    ///
+    /// Where the sink could not be reached, what earlier waves came to is known, and not to be sent again.
     async fn finish(&mut self) -> Result<(), Error> {
+        let mut result = Ok(());
         loop {
-            self.start();
-            if self.writing.is_terminated() {
-                return Ok(());
+            self.start_writing();
+            if self.writing.is_terminated() && self.leasing.is_terminated() {
+                return result;
             }
-            (&mut self.writing).await?;
+            // Both, as either may hold what the other waits for.
+            tokio::select! {
+                written = &mut self.writing => result = result.and(self.note(written)),
+                leased = &mut self.leasing => self.keep(leased),
+            }
         }
     }
 
-    fn start(&mut self) {
+    fn note(&mut self, written: Result<usize, Error>) -> Result<(), Error> {
+        match written {
+            Ok(count) => self.written += count,
+            Err(error) => {
+                // The store is not asked once more for what came meanwhile.
+                self.waiting = Judged::default();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn start_writing(&mut self) {
         let idle = self.writing.is_terminated();
         if idle && !self.waiting.results.is_empty() {
             let judged = std::mem::take(&mut self.waiting);
             self.writing = write(self.inbox, self.relay, self.token, judged).boxed().fuse();
         }
+    }
+
+    fn keep(&mut self, leased: Result<Leased, Error>) {
+        // If it is more than a moment's trouble, the next lease fails, too, and says so.
+        self.ahead = leased
+            .inspect_err(|error| tracing::debug!(sink = self.relay.name, %error, "nothing was leased ahead"))
+            .ok();
     }
 }
 
@@ -278,16 +380,16 @@ fn judge<St: Store, S, K: Sink>(
     judged
 }
 
-/// Writes what became of a wave, then counts it.
+/// Writes what became of a wave, then counts it. Answers how many messages it was about.
 async fn write<St: Store, S, K: Sink>(
     inbox: &Inbox<St, S>,
     relay: &Relay<K>,
     token: Token,
     judged: Judged,
-) -> Result<(), Error> {
+) -> Result<usize, Error> {
     let Judged { results, sent, failed, dead } = judged;
     if results.is_empty() {
-        return Ok(());
+        return Ok(0);
     }
     inbox.store.settle_outgoing(&relay.name, token, &results, false).await?;
     let counters = &inbox.shared.counters;
@@ -297,7 +399,7 @@ async fn write<St: Store, S, K: Sink>(
     if dead > 0 {
         tracing::warn!(sink = relay.name, dead, "outgoing messages were refused for good");
     }
-    Ok(())
+    Ok(results.len())
 }
 
 /// How many lots to lease next, if the messages are as large as these.
@@ -308,7 +410,7 @@ fn lots_next(due: &[Outgoing], batch: usize) -> usize {
 }
 
 /// Splits a lease into what goes to the sink in one call each.
-fn lots<K: Sink>(mut due: Vec<Outgoing>, relay: &Relay<K>) -> Vec<Vec<Outgoing>> {
+fn split<K: Sink>(mut due: Vec<Outgoing>, relay: &Relay<K>) -> Vec<Vec<Outgoing>> {
     let mut lots = Vec::new();
     while !due.is_empty() {
         let rest = due.split_off(due.len().min(relay.batch));

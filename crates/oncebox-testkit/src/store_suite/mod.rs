@@ -213,7 +213,10 @@ macro_rules! store_suite {
             two_relays_at_once_keep_the_order_of_each_key,
             a_relay_holds_no_transaction_while_the_sink_works,
             a_store_that_fails_while_the_relay_sends_loses_nothing,
+            what_is_leased_ahead_is_sent_once_and_in_order,
+            a_lease_ahead_that_fails_is_asked_for_again,
             a_lease_of_the_outbox_counts_from_when_it_was_asked_for,
+            what_a_lease_was_too_short_for_goes_before_what_was_leased_ahead,
             an_outgoing_row_that_cannot_be_read_is_dead_and_the_others_are_sent,
             an_outgoing_message_says_why_it_was_not_sent_and_when_it_is_tried_next,
         }

@@ -281,12 +281,82 @@ pub async fn a_store_that_fails_while_the_relay_sends_loses_nothing<T: Subject>(
     }
 }
 
+/// A sink that begins only when the next lease has been read, so that the lease holds what the sink has in hand.
+#[derive(Clone)]
+struct Behind {
+    broker: MemoryBroker,
+    lease: Plan,
+    keeps_order: bool,
+}
+
+impl Behind {
+    /// The lease asked for while the first lot is sent.
+    fn new(keeps_order: bool) -> Self {
+        let second = Fault { method: "lease_outgoing", call: 2, side: Side::After, how: How::Stall };
+        Self { broker: MemoryBroker::new(1, Manners::GOOD), lease: Plan::with(second), keeps_order }
+    }
+}
+
+impl Sink for Behind {
+    async fn send(&self, messages: &[Message]) -> Result<Vec<Result<(), SendFailure>>, Error> {
+        self.lease.struck().await;
+        let answers = self.broker.send(messages).await;
+        self.lease.heal();
+        answers
+    }
+
+    fn keeps_order(&self) -> bool {
+        self.keeps_order
+    }
+}
+
+/// What was in hand is not sent again with it, and it waits with a message of its key that failed meanwhile.
+pub async fn what_is_leased_ahead_is_sent_once_and_in_order<T: Subject>(subject: T) {
+    for keeps_order in [false, true] {
+        let sink = Behind::new(keeps_order);
+        sink.broker.refuse([("00".to_owned(), SendFailure::Retry("nacked".to_owned()))]);
+        publish(&subject, 40, &["a", "b"]).await;
+        let inbox = Inbox::new(Faulty::new(subject.store(), sink.lease.clone()));
+        let relay = || Relay::new(sink.clone()).backoff(ten_seconds()).batch(2);
+        run(inbox.clone()).relay(relay()).drain().await.unwrap();
+        let number = |id: &String| id.parse::<usize>().unwrap();
+        let of_b: Vec<usize> = (0..20).map(|turn| 2 * turn + 1).collect();
+        assert_eq!(ids_sent(&sink.broker).iter().map(number).collect::<Vec<_>>(), of_b, "{keeps_order}");
+
+        sink.broker.set_unreachable(false);
+        subject.clock().advance(HOUR);
+        run(inbox.clone()).relay(relay()).drain().await.unwrap();
+        let sent: Vec<usize> = ids_sent(&sink.broker)[20..].iter().map(number).collect();
+        assert_eq!(sent, (0..20).map(|turn| 2 * turn).collect::<Vec<_>>(), "{keeps_order}");
+        assert!(inbox.store().outbox().await.unwrap().iter().all(|sink| sink.waiting == 0));
+        assert_eq!(inbox.counters().get("", Counter::Sent), 40);
+    }
+}
+
+/// The sink is served all the same, and nothing is left of the lease that nobody heard of.
+pub async fn a_lease_ahead_that_fails_is_asked_for_again<T: Subject>(subject: T) {
+    for side in [Side::Before, Side::After] {
+        let broker = MemoryBroker::new(1, Manners::GOOD);
+        publish(&subject, 30, &["a", "b", ""]).await;
+        let plan = Plan::with(Fault { method: "lease_outgoing", call: 2, side, how: How::ErrorOnce });
+        let inbox = Inbox::new(Faulty::new(subject.store(), plan.clone()));
+        let relay = || Relay::new(broker.clone()).batch(2);
+        run(inbox.clone()).relay(relay()).drain().await.unwrap();
+        assert!(plan.has_struck(), "{side:?}");
+        publish(&subject, 1, &[""]).await;
+        run(inbox).relay(relay()).drain().await.unwrap();
+        let sent = ids_sent(&broker);
+        assert_eq!(sent.len(), 31, "{side:?}");
+        assert_eq!(BTreeSet::from_iter(&sent).len(), 30, "{side:?}");
+    }
+}
+
 /// The lanes are ours from when the store gave them, not from when we heard of it: what might end too late is not begun.
 pub async fn a_lease_of_the_outbox_counts_from_when_it_was_asked_for<T: Subject>(subject: T) {
     let broker = MemoryBroker::new(1, Manners::GOOD);
     // Of the thirty seconds of a lease, less than three are left to begin another call of the sink.
-    let relay = || Relay::new(broker.clone()).timeout(Duration::from_secs(25));
-    let leases = async |plan: Plan| {
+    let relay = |batch| Relay::new(broker.clone()).timeout(Duration::from_secs(25)).batch(batch);
+    let leases = async |batch, plan: Plan| {
         publish(&subject, 2, &["k"]).await;
         let inbox = Inbox::new(Faulty::new(subject.store(), plan.clone()));
         let late = async {
@@ -294,18 +364,43 @@ pub async fn a_lease_of_the_outbox_counts_from_when_it_was_asked_for<T: Subject>
             tokio::time::sleep(Duration::from_millis(3100)).await;
             plan.heal();
         };
-        let sending = run(inbox).relay(relay()).drain();
+        let sending = run(inbox).relay(relay(batch)).drain();
         tokio::select! {
             sent = sending => sent.unwrap(),
             () = async { late.await; std::future::pending().await } => unreachable!(),
         }
         plan.calls()["lease_outgoing"]
     };
-    let usual = leases(Plan::none()).await;
-    let stalled = Fault { method: "lease_outgoing", call: 1, side: Side::After, how: How::Stall };
-    let late = leases(Plan::with(stalled)).await;
-    assert_eq!(late, usual + 1, "the second message is leased again");
-    assert_eq!(ids_sent(&broker), ["00", "01", "00", "01"]);
+    let stalled =
+        |call| Plan::with(Fault { method: "lease_outgoing", call, side: Side::After, how: How::Stall });
+    let usual = leases(10, Plan::none()).await;
+    assert_eq!(leases(10, stalled(1)).await, usual + 1, "the second message is leased again");
+    // The second lease is the one made ahead.
+    let usual = leases(1, Plan::none()).await;
+    assert_eq!(leases(1, stalled(2)).await, usual + 1, "what was leased ahead is leased again");
+    assert_eq!(ids_sent(&broker), ["00", "01"].repeat(4));
+}
+
+/// A sink that takes its time for messages `03` and `07`.
+struct Pondering(MemoryBroker);
+
+impl Sink for Pondering {
+    async fn send(&self, messages: &[Message]) -> Result<Vec<Result<(), SendFailure>>, Error> {
+        if messages.iter().any(|message| ["03", "07"].contains(&message.id.as_str())) {
+            tokio::time::sleep(Duration::from_millis(1600)).await;
+        }
+        self.0.send(messages).await
+    }
+}
+
+/// The first lease is too old for the last of its messages when the one made ahead of it still holds.
+pub async fn what_a_lease_was_too_short_for_goes_before_what_was_leased_ahead<T: Subject>(subject: T) {
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    publish(&subject, 20, &["k"]).await;
+    let relay = Relay::new(Pondering(broker.clone())).timeout(Duration::from_secs(25)).batch(1);
+    run(Inbox::new(subject.store())).relay(relay).drain().await.unwrap();
+    let numbers: Vec<String> = (0..20).map(|number| format!("{number:02}")).collect();
+    assert_eq!(ids_sent(&broker), numbers);
 }
 
 /// Somebody's own SQL wrote it. It is not sent, and the others of its key are.

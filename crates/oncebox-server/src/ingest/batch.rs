@@ -12,9 +12,26 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::answer::{self, Refusal};
+use super::body::Share;
 use super::{HttpSource, check_depth, refused, take_rate, word};
 use crate::service::App;
 use crate::stores::ServiceStore;
+
+/// What a line takes at least while it is read, stored and answered for, however short it is.
+const LINE: usize = 512;
+
+/// The answer to a batch; who reads it slowly keeps its share of the memory.
+#[derive(Debug)]
+struct Held {
+    text: String,
+    _share: Share,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+}
 
 /// One line of a batch.
 #[derive(Debug, Deserialize)]
@@ -56,11 +73,13 @@ pub(super) async fn take<St: ServiceStore>(
     app: &App<St>,
     source: &HttpSource,
     body: &Bytes,
+    mut share: Share,
 ) -> Result<Response, Refusal> {
+    make_room(&mut share, lines_of(body).count())?;
     let limits = Limits { payload_bytes: app.max_payload };
     let mut lines: Vec<Result<usize, (Option<String>, String)>> = Vec::new();
     let mut messages = Vec::new();
-    for text in body.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty()) {
+    for text in lines_of(body) {
         let read = check_depth(text, app.http.json_depth)
             .map_err(|refusal| (None, told(refusal)))
             .and_then(|()| read(text, &source.config.scope))
@@ -87,10 +106,26 @@ pub(super) async fn take<St: ServiceStore>(
         answer.push_str(&value.to_string());
         answer.push('\n');
     }
+    share.shrink_to(answer.len());
+    let answer = Bytes::from_owner(Held { text: answer, _share: share });
     let mut response = Response::new(Body::from(answer));
     *response.status_mut() = StatusCode::MULTI_STATUS;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
     Ok(response)
+}
+
+/// The lines that are not empty.
+fn lines_of(body: &[u8]) -> impl Iterator<Item = &[u8]> {
+    body.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty())
+}
+
+/// Takes the memory for these lines: a small body may be a great many of them.
+fn make_room(share: &mut Share, lines: usize) -> Result<(), Refusal> {
+    let most = share.most() / LINE;
+    if lines > most {
+        return Err(Refusal::TooManyLines(most));
+    }
+    share.grow_to(lines * LINE)
 }
 
 /// A line's message, or its id as far as it is known and what is wrong.

@@ -221,3 +221,32 @@ async fn what_is_too_large_or_has_no_name_is_refused_before_it_is_looked_into() 
     assert_eq!((nameless.status, nameless.header("content-type")), (400, Some("application/json")));
     assert!(nameless.json()["error"].as_str().unwrap().contains("not UTF-8"), "{}", nameless.body);
 }
+
+/// A line may have as many headers as a request: each takes far more memory than the few letters it is written with.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_has_no_more_headers_than_a_request() {
+    let place = Place::new("");
+    let service = place.serve(&[]);
+    let line = |id: &str, headers: usize, value: &str| {
+        let headers: Vec<String> = (0..headers).map(|number| format!("\"{number}\":\"{value}\"")).collect();
+        format!("{{\"id\":\"{id}\",\"kind\":\"k\",\"headers\":{{{}}},\"payload\":1}}\n", headers.join(","))
+    };
+    let lines = [
+        line("most", 100, &"\\u0041".repeat(600)),
+        line("more", 101, ""),
+        line("countless", 100_000, ""),
+        line("long", 1, &"a".repeat(64 * 1024)),
+    ];
+    let answer =
+        service.post("/in/default", &[("content-type", "application/x-ndjson")], lines.concat()).await;
+    let words: Vec<serde_json::Value> =
+        answer.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&words[0]["id"], &words[0]["status"]), (&"most".into(), &"new".into()), "{words:?}");
+    for (place, id, error) in
+        [(1, "more", "101 headers; the limit is 100"), (2, "countless", "bytes"), (3, "long", "bytes")]
+    {
+        let word = &words[place];
+        assert_eq!((&word["id"], &word["status"]), (&id.into(), &"invalid".into()), "{word}");
+        assert!(word["error"].as_str().unwrap().contains(error), "{word}");
+    }
+}

@@ -71,7 +71,7 @@ pub struct HttpConfig {
     pub max_in_flight: usize,
     /// The most connections.
     pub max_connections: usize,
-    /// The most headers of a request.
+    /// The most headers of a request, and of a line of a batch.
     pub max_headers: usize,
     /// The most bytes of a request's headers.
     pub max_header_size: usize,

@@ -4,6 +4,7 @@
 
 mod support;
 
+use oncebox_testkit::until;
 use support::{Place, Service, text};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -180,4 +181,72 @@ async fn nothing_is_smuggled_behind_a_request() {
         sqlx::query_scalar("select id from oncebox_log").fetch_all(&place.open().await).await.unwrap();
     ids.sort_unstable();
     assert_eq!(ids, ["chunks", "good"]);
+}
+
+/// Two bytes a line, and fifty times as many in the answer: the lines are what counts, and until the answer is read.
+#[tokio::test(flavor = "multi_thread")]
+async fn countless_lines_take_no_more_memory_than_there_is() {
+    let place =
+        Place::new("[http]\nlisten = \"127.0.0.1:0\"\nmax_body = \"8MiB\"\nmax_in_flight = \"8MiB\"\n");
+    let service = place.serve(&[]);
+    let most = 8 * 1024 * 1024 / 512;
+    let headers = [("content-type", "application/x-ndjson")];
+    let answer = service.post("/in/default", &headers, "0\n".repeat(most + 1)).await;
+    assert_eq!(answer.status, 413, "{}", answer.body);
+    assert!(answer.body.contains("more than 16384 lines; split it"), "{}", answer.body);
+
+    let in_flight = async || -> u64 {
+        let metrics = service.get("/metrics").await.body;
+        let bytes = metrics.lines().find_map(|line| line.strip_prefix("oncebox_http_in_flight_bytes "));
+        bytes.unwrap().parse().unwrap()
+    };
+    let mut unread = service.connect_narrow().await;
+    let lines = "0\n\n".repeat(most);
+    let head = format!("content-type: application/x-ndjson\r\ncontent-length: {}\r\n", lines.len());
+    unread.send("POST", "/in/default", &head, lines.as_bytes()).await;
+    assert_eq!(unread.status().await, 207, "empty lines do not count");
+    assert!(in_flight().await > 1024 * 1024, "the answer waits to be read: {}", in_flight().await);
+    drop(unread);
+    until("the memory is free again", || async { in_flight().await == 0 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_too_large_or_has_no_name_is_refused_before_it_is_looked_into() {
+    let place = Place::new("[store]\nmax_payload = \"1KiB\"\n");
+    let service = place.serve(&[]);
+    // It has no id either, but nobody has looked for one: as JSON it would take many times its size.
+    let large = format!("[{}0]", "0,".repeat(1024));
+    assert_eq!(service.post("/in/default", &[], large).await.status, 413);
+    let nameless = service.post("/in/%ff", &[], "x").await;
+    assert_eq!((nameless.status, nameless.header("content-type")), (400, Some("application/json")));
+    assert!(nameless.json()["error"].as_str().unwrap().contains("not UTF-8"), "{}", nameless.body);
+}
+
+/// A line may have as many headers as a request: each takes far more memory than the few letters it is written with.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_has_no_more_headers_than_a_request() {
+    let place = Place::new("");
+    let service = place.serve(&[]);
+    let line = |id: &str, headers: usize, value: &str| {
+        let headers: Vec<String> = (0..headers).map(|number| format!("\"{number}\":\"{value}\"")).collect();
+        format!("{{\"id\":\"{id}\",\"kind\":\"k\",\"headers\":{{{}}},\"payload\":1}}\n", headers.join(","))
+    };
+    let lines = [
+        line("most", 100, &"\\u0041".repeat(600)),
+        line("more", 101, ""),
+        line("countless", 100_000, ""),
+        line("long", 1, &"a".repeat(64 * 1024)),
+    ];
+    let answer =
+        service.post("/in/default", &[("content-type", "application/x-ndjson")], lines.concat()).await;
+    let words: Vec<serde_json::Value> =
+        answer.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&words[0]["id"], &words[0]["status"]), (&"most".into(), &"new".into()), "{words:?}");
+    for (place, id, error) in
+        [(1, "more", "101 headers; the limit is 100"), (2, "countless", "bytes"), (3, "long", "bytes")]
+    {
+        let word = &words[place];
+        assert_eq!((&word["id"], &word["status"]), (&id.into(), &"invalid".into()), "{word}");
+        assert!(word["error"].as_str().unwrap().contains(error), "{word}");
+    }
 }

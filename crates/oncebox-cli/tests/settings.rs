@@ -301,6 +301,98 @@ async fn the_relay_of_a_broker_and_inline_are_as_they_are_told() {
     assert_eq!(stored, ["stored"]);
 }
 
+/// A sink of `type = "redis"`, and a handler that sends everything to it, to a stream of its name.
+#[cfg(feature = "redis")]
+fn redis_sink(name: &str, server: &xtask::redis::PrivateRedis, lines: &str) -> String {
+    let url = server.url();
+    format!(
+        "[handler.{name}]\non = [\"*\"]\nsink = \"{name}\"\n\
+         [sink.{name}]\ntype = \"redis\"\nurl = \"{url}\"\nstream = \"{name}\"\n{lines}\n"
+    )
+}
+
+/// Redis takes what it is sent but answers nobody who writes; who has less time says so first, and tries again.
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread")]
+async fn timeout_of_a_relay_is_how_long_a_broker_may_take_to_confirm() {
+    let server = xtask::redis::PrivateRedis::start();
+    let Some(server) = xtask::server::if_installed(server, xtask::steps::BROKERS_VARIABLE) else { return };
+    // More than any relay waits: what the sink itself does about it is not what is seen.
+    let own =
+        "timeout = \"50s\"\nrelay = { max_attempts = 1000, backoff = { first = \"1ms\", max = \"2ms\" }";
+    let place = Place::new(
+        &[
+            redis_sink("short", &server, &format!("{own}, timeout = \"1s\" }}")),
+            redis_sink("long", &server, &format!("{own}, timeout = \"25s\" }}")),
+        ]
+        .concat(),
+    );
+    let service = place.serve(&[]);
+    let pool = place.open().await;
+    support::redis::redis(server.port(), "CLIENT PAUSE 3600000 WRITE");
+    assert_eq!(service.send("1", "k", "x").await.status, 202);
+    until("one has given up waiting", || async { outbox(&pool).await.iter().any(|row| row.2 > 0) }).await;
+    let rows = outbox(&pool).await;
+    let of = |sink: &str| rows.iter().find(|row| row.0 == sink).unwrap().clone();
+    let (short, long) = (of("short"), of("long"));
+    assert_eq!(short.3.as_deref(), Some("the sink did not confirm it within 1s"), "{rows:?}");
+    assert_eq!((long.2, long.3), (0, None), "it has more time");
+    support::redis::redis(server.port(), "CLIENT UNPAUSE");
+    until("both are confirmed", || async { outbox(&pool).await.is_empty() }).await;
+}
+
+/// Redis itself tells how many entries came in one transaction, which is one call of the sink.
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread")]
+async fn batch_of_a_relay_is_the_most_a_broker_gets_at_once() {
+    use std::io::{BufRead, BufReader, Write};
+
+    let server = xtask::redis::PrivateRedis::start();
+    let Some(server) = xtask::server::if_installed(server, xtask::steps::BROKERS_VARIABLE) else { return };
+    let place = Place::new(
+        &[redis_sink("few", &server, "relay = { batch = 2 }"), redis_sink("many", &server, "")].concat(),
+    );
+    let service = place.serve(&[]);
+    let mut seen = std::net::TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    seen.set_read_timeout(Some(support::DEADLINE)).unwrap();
+    seen.write_all(b"MONITOR\r\n").unwrap();
+    let mut seen = BufReader::new(seen).lines().map(Result::unwrap);
+    assert_eq!(seen.next().as_deref(), Some("+OK"));
+
+    // Nothing is added before all wait: a lot that was leased earlier may be smaller, the rest could go at once.
+    support::redis::redis(server.port(), "CLIENT PAUSE 3600000 WRITE");
+    let lines: String =
+        (0..8).map(|number| format!("{{\"id\":\"{number}\",\"kind\":\"k\",\"payload\":1}}\n")).collect();
+    let answer = service.post("/in/default", &[("content-type", "application/x-ndjson")], lines).await;
+    assert_eq!(answer.status, 207);
+    until("all wait in the outbox", || async {
+        let metrics = service.get("/metrics").await.body;
+        ["few", "many"]
+            .iter()
+            .all(|sink| metrics.contains(&format!("oncebox_outbox_waiting{{sink=\"{sink}\"}} 8\n")))
+    })
+    .await;
+    support::redis::redis(server.port(), "CLIENT UNPAUSE");
+
+    let (mut few, mut many): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
+    let mut lot = (0, 0);
+    while few.iter().sum::<usize>() < 8 || many.iter().sum::<usize>() < 8 {
+        let line = seen.next().expect("more commands").to_ascii_uppercase();
+        match line {
+            line if line.contains("\"XADD\" \"FEW\"") => lot.0 += 1,
+            line if line.contains("\"XADD\" \"MANY\"") => lot.1 += 1,
+            line if line.ends_with("\"EXEC\"") => {
+                few.push(lot.0);
+                many.push(lot.1);
+                lot = (0, 0);
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(few.iter().max(), Some(&2), "{few:?}");
+    assert!(many.iter().max() > Some(&2), "more would have gone at once: {many:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn schema_is_how_tables_begin_and_migrate_says_who_makes_them() {
     let place = Place::new("[store]\nschema = \"shop_\"\n");

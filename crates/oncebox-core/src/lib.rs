@@ -20,6 +20,7 @@ mod kinds;
 mod limits;
 pub mod mapping;
 mod message;
+mod pointer;
 pub mod responses;
 mod retry;
 mod run;

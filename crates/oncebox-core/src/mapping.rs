@@ -4,17 +4,18 @@
 //! write it in a configuration file: `property:message-id`, `header:x-kind`, `json:/order_id`, `cloudevents`,
 //! `routing-key`, `position`, `hash`.
 
-use std::cell::OnceCell;
 use std::fmt;
 use std::str::FromStr;
 
 use bytes::Bytes;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
 use crate::error::Error;
 use crate::headers::Headers;
 use crate::message::Message;
+use crate::pointer;
 
 /// The header under which sinks write a message's id where the broker has no place of its own for it.
 pub const ID_HEADER: &str = "message-id";
@@ -206,7 +207,7 @@ impl Mapping {
 
     /// Makes a message of a delivery. Never fails: what cannot be read comes with its fault.
     pub fn read(&self, delivered: Delivered) -> Mapped {
-        let reading = Reading { delivered: &delivered, json: OnceCell::new() };
+        let reading = Reading { delivered: &delivered };
         let id = reading.first(Part::Id, &self.id);
         let kind = reading.first(Part::Kind, &self.kind);
         let key = reading.first(Part::Key, &self.key);
@@ -235,10 +236,9 @@ fn list(places: &[Pick]) -> String {
     places.iter().map(Pick::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// One delivery being read; its payload is parsed at most once.
+/// One delivery being read.
 struct Reading<'a> {
     delivered: &'a Delivered,
-    json: OnceCell<Result<Value, String>>,
 }
 
 impl Reading<'_> {
@@ -260,9 +260,9 @@ impl Reading<'_> {
             }
             Pick::Header(name) => text(pick, self.delivered.headers.get(name)),
             // A payload that is no JSON has nothing under any pointer, and another place may have it.
-            Pick::Json(pointer) => match self.json() {
-                Ok(json) => value(pick, json.pointer(pointer)),
-                Err(fault) if part == Part::Key => Err(fault.clone()),
+            Pick::Json(pointer) => match self.json(pointer) {
+                Ok(json) => value(pick, json),
+                Err(fault) if part == Part::Key => Err(fault),
                 Err(_) => Ok(None),
             },
             Pick::CloudEvents => self.cloud_event(part),
@@ -273,11 +273,11 @@ impl Reading<'_> {
         }
     }
 
-    fn json(&self) -> &Result<Value, String> {
-        self.json.get_or_init(|| {
-            serde_json::from_slice(&self.delivered.payload)
-                .map_err(|error| format!("its payload is not JSON: {error}"))
-        })
+    /// What a JSON payload has at this pointer.
+    fn json(&self, pointer: &str) -> Result<Option<&RawValue>, String> {
+        let text = std::str::from_utf8(&self.delivered.payload)
+            .map_err(|error| format!("its payload is not JSON: {error}"))?;
+        pointer::read(text, pointer).map_err(|error| format!("its payload is not JSON: {error}"))
     }
 
     /// Attributes by the names that the bindings for HTTP and NATS, Kafka, AMQP and MQTT give them.
@@ -289,10 +289,8 @@ impl Reading<'_> {
             Some(prefix) => {
                 text(&Pick::Header(format!("{prefix}{name}")), headers.get(&format!("{prefix}{name}")))
             }
-            None => match self.json() {
-                Ok(json) if json.get("specversion").is_some() => {
-                    value(&Pick::Json(format!("/{name}")), json.get(name))
-                }
+            None => match (self.json("/specversion"), self.json(&format!("/{name}"))) {
+                (Ok(Some(_)), Ok(json)) => value(&Pick::Json(format!("/{name}")), json),
                 _ => Ok(None),
             },
         };
@@ -318,13 +316,16 @@ fn text(pick: &Pick, bytes: Option<&Bytes>) -> Result<Option<String>, String> {
     }
 }
 
-fn value(pick: &Pick, value: Option<&Value>) -> Result<Option<String>, String> {
+fn value(pick: &Pick, raw: Option<&RawValue>) -> Result<Option<String>, String> {
+    let Some(raw) = raw.map(RawValue::get) else { return Ok(None) };
+    // Neither an object nor a list is looked into.
+    let value = if raw.starts_with(['{', '[']) { None } else { serde_json::from_str(raw).ok() };
     match value {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
         // A number with a fraction, or beyond 64 bits, has no one text: two ids could become the same.
         Some(Value::Number(number)) if !number.is_f64() => Ok(Some(number.to_string())),
-        Some(_) => Err(format!("what is in {pick} is neither a text nor a whole number of 64 bits")),
+        _ => Err(format!("what is in {pick} is neither a text nor a whole number of 64 bits")),
     }
 }
 
@@ -388,6 +389,10 @@ mod tests {
             assert!(fault.contains(word), "{place}: {fault}");
         }
         assert!(id_of("json:/id", "no json").unwrap_err().contains("no id"));
+        // Only what is asked for has to be readable.
+        let strange = format!(r#"{{"n":{},"id":"j1"}}"#, "9".repeat(10_000));
+        assert_eq!(id_of("json:/id", &strange).as_deref(), Ok("j1"));
+        assert!(id_of("json:/n", &strange).unwrap_err().contains("whole number"));
     }
 
     #[test]

@@ -98,7 +98,11 @@ impl Metrics {
         }
         text.family("oncebox_http_request_seconds", "histogram", "How long requests to /in took.");
         self.request_time.write(text, "oncebox_http_request_seconds", &[]);
-        text.family("oncebox_http_in_flight_bytes", "gauge", "Bytes of bodies being read and stored.");
+        text.family(
+            "oncebox_http_in_flight_bytes",
+            "gauge",
+            "Bytes of bodies being read and stored, and of answers to batches.",
+        );
         text.sample("oncebox_http_in_flight_bytes", &[], sample.in_flight as f64);
         text.family("oncebox_http_connections", "gauge", "Open connections.");
         text.sample("oncebox_http_connections", &[], sample.connections as f64);

@@ -67,11 +67,11 @@ pub struct HttpConfig {
     pub token: Option<Secret>,
     /// The largest request.
     pub max_body: usize,
-    /// The most bytes of bodies at one time.
+    /// The most bytes of bodies at one time; a line of a batch counts as 512 at least.
     pub max_in_flight: usize,
     /// The most connections.
     pub max_connections: usize,
-    /// The most headers of a request.
+    /// The most headers of a request, and of a line of a batch.
     pub max_headers: usize,
     /// The most bytes of a request's headers.
     pub max_header_size: usize,

@@ -32,6 +32,8 @@ pub(crate) enum Refusal {
     Slow,
     /// 413
     TooLarge(usize),
+    /// 413: more lines in one batch than there is memory for, ever.
+    TooManyLines(usize),
     /// 429: the source's rate limit.
     TooMany(Duration),
     /// 503: somebody has paused the source.
@@ -60,6 +62,11 @@ impl Refusal {
             Self::TooLarge(most) => {
                 (StatusCode::PAYLOAD_TOO_LARGE, format!("it is larger than {most} bytes"), None)
             }
+            Self::TooManyLines(most) => (
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("the batch has more than {most} lines; split it"),
+                None,
+            ),
             Self::TooMany(wait) => {
                 (StatusCode::TOO_MANY_REQUESTS, "the source's rate limit is reached".to_owned(), Some(wait))
             }

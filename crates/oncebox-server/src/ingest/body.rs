@@ -40,8 +40,13 @@ impl Share {
         Self { of: of.clone(), bytes: 0 }
     }
 
+    /// The most bytes there are for all together.
+    pub(super) fn most(&self) -> usize {
+        self.of.most
+    }
+
     /// Grows to this many bytes, or refuses at once: who waits for memory holds memory.
-    fn grow_to(&mut self, bytes: usize) -> Result<(), Refusal> {
+    pub(super) fn grow_to(&mut self, bytes: usize) -> Result<(), Refusal> {
         let more = bytes.saturating_sub(self.bytes);
         let grown = self.of.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
             used.checked_add(more).filter(|sum| *sum <= self.of.most)
@@ -49,6 +54,13 @@ impl Share {
         grown.map_err(|_| Refusal::Unavailable)?;
         self.bytes += more;
         Ok(())
+    }
+
+    /// Gives back what is beyond this many bytes.
+    pub(super) fn shrink_to(&mut self, bytes: usize) {
+        let less = self.bytes.saturating_sub(bytes);
+        self.of.used.fetch_sub(less, Ordering::AcqRel);
+        self.bytes -= less;
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod signature;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::Response;
@@ -90,11 +91,14 @@ const NEVER_KEPT: &[&str] = &[
 )]
 pub(crate) async fn post<St: ServiceStore>(
     State(app): State<Arc<App<St>>>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
     request: Request,
 ) -> Response {
     let timing = app.metrics.request_time.start();
-    let answered = take(&app, &name, request).await;
+    let answered = match name {
+        Ok(Path(name)) => take(&app, &name, request).await,
+        Err(_) => Err(Refusal::Bad("the name of the source is not UTF-8; write it with %XX".to_owned())),
+    };
     drop(timing);
     let response = answered.unwrap_or_else(|refusal| refusal.into_response(app.http.retry_after));
     app.metrics.count_request(response.status());
@@ -120,7 +124,7 @@ async fn take<St: ServiceStore>(app: &App<St>, name: &str, request: Request) -> 
         Some(_) => {}
         None => not_paused()?,
     }
-    let (body, _in_flight) = body::read(&app.http, &app.in_flight, &headers, body).await?;
+    let (body, in_flight) = body::read(&app.http, &app.in_flight, &headers, body).await?;
     if let Some(verify) = &source.config.verify {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         signature::verify(verify, &headers, &body, now).map_err(|_| Refusal::Unauthorized)?;
@@ -131,9 +135,13 @@ async fn take<St: ServiceStore>(app: &App<St>, name: &str, request: Request) -> 
         value.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/x-ndjson")
     });
     if is_batch {
-        return batch::take(app, source, &body).await;
+        return batch::take(app, source, &body, in_flight).await;
     }
     take_rate(source, 1)?;
+    // Before it is read as JSON, which takes many times as much memory.
+    if body.len() > app.max_payload {
+        return Err(Refusal::TooLarge(app.max_payload));
+    }
     let message = read_message(app, source, &headers, body)?;
     store_one(app, message).await
 }
@@ -169,9 +177,6 @@ fn check_token<St: ServiceStore>(
 }
 
 async fn store_one<St: ServiceStore>(app: &App<St>, message: Message) -> Result<Response, Refusal> {
-    if message.payload.len() > app.max_payload {
-        return Err(Refusal::TooLarge(app.max_payload));
-    }
     let received = app.inbox.receive(std::slice::from_ref(&message)).await.map_err(refused)?;
     let status = received.first().copied().ok_or(Refusal::Unavailable)?;
     Ok(answer::stored(&message.id, status))

@@ -130,6 +130,8 @@ fn bench_prints_every_figure() {
             assert_eq!(report["cost"][name].is_number(), store.is_some(), "cost.{name}: {report}");
         }
         assert_eq!(report["cost"]["dead_tuples"].is_number(), is_postgres, "{report}");
+        let may_ask = std::fs::File::options().write(true).open("/dev/cpu_dma_latency").is_ok();
+        assert_eq!(report["awake"], may_ask, "{report}");
     }
 }
 

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::TryFutureExt;
 use futures_util::future::BoxFuture;
 
 use crate::extract::{Call, Extract};
@@ -46,7 +47,7 @@ macro_rules! handler_of {
         where
             F: Fn($($argument),*) -> Fut + Clone + Send + Sync + 'static,
             Fut: Future<Output = Result<(), E>> + Send + 'static,
-            E: Into<Failure>,
+            E: Into<Failure> + 'static,
             St: Store,
             $($argument: Extract<St, S>,)*
         {
@@ -65,7 +66,8 @@ macro_rules! handler_of {
             ) -> Result<BoxFuture<'static, Result<(), Failure>>, Failure> {
                 $(let $argument = $argument::extract(call)?;)*
                 let future = self($($argument),*);
-                Ok(Box::pin(async move { future.await.map_err(Into::into) }))
+                // In place: an async block would have room for the future twice, and copy it with every call.
+                Ok(Box::pin(future.map_err(Into::into)))
             }
         }
     };

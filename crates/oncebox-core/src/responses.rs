@@ -250,7 +250,8 @@ impl<St: ResponseStore> RequestTransaction<St> {
         };
         let revoke = connection.revoker();
         let context = TxContext { limits: Limits::default(), trace: trace.clone() };
-        let (tx, home) = Tx::lend(connection, Vec::new(), context);
+        let home = Home::new();
+        let tx = Tx::lend(connection, Vec::new(), context, &home);
         *self.loan() = Loan::Lent(home, revoke);
         Ok(tx)
     }

@@ -56,13 +56,22 @@ impl<C: Connection> Tx<C> {
         Ok(id)
     }
 
-    pub(crate) fn lend(connection: C, outgoing: Vec<Message>, context: TxContext) -> (Self, Arc<Home<C>>) {
-        let home = Arc::new(Home(Mutex::new(None)));
-        (Self { connection: Some(connection), outgoing, context, home: home.clone() }, home)
+    /// A home serves one loan after another.
+    pub(crate) fn lend(
+        connection: C,
+        outgoing: Vec<Message>,
+        context: TxContext,
+        home: &Arc<Home<C>>,
+    ) -> Self {
+        Self { connection: Some(connection), outgoing, context, home: home.clone() }
     }
 }
 
 impl<C> Home<C> {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(None)))
+    }
+
     /// The transaction, when the handler has given it back.
     pub(crate) fn take(&self) -> Option<Returned<C>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()

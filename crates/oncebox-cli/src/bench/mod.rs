@@ -3,6 +3,7 @@
 //! Timings are noisy, so only ratios measured side by side mean anything: every pair is measured in alternation,
 //! several rounds, and the median is taken.
 
+mod awake;
 mod brokers;
 mod cost;
 #[cfg(feature = "serve")]
@@ -18,6 +19,7 @@ use clap::Args;
 use oncebox::clock::Seed;
 use serde::Serialize;
 
+use crate::bench::awake::Awake;
 use crate::bench::brokers::BrokerReport;
 use crate::bench::report::Report;
 use crate::target::{MariaTarget, PgTarget, Place, SqliteTarget};
@@ -63,9 +65,10 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
     place.check()?;
     let messages = usize::try_from(options.messages).map_err(|error| error.to_string())?;
     let plan = measure::Plan { messages, rounds: options.rounds, quiet: options.json };
+    let awake = Awake::ask();
     if let Some(source) = &options.source {
         let report = brokers::all(source, &place, &plan).await?;
-        return show(&options, &report, BrokerReport::print);
+        return show(&options, &awake, &report, BrokerReport::print);
     }
     #[cfg(feature = "serve")]
     if options.http {
@@ -77,7 +80,7 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
         } else {
             http::all::<SqliteTarget>(&place, &plan, waiting).await?
         };
-        return show(&options, &report, http::HttpReport::print);
+        return show(&options, &awake, &report, http::HttpReport::print);
     }
     let report: Report = if place.is_postgres() {
         measure::all::<PgTarget>(&place, &plan).await?
@@ -86,14 +89,30 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
     } else {
         measure::all::<SqliteTarget>(&place, &plan).await?
     };
-    show(&options, &report, Report::print)
+    show(&options, &awake, &report, Report::print)
 }
 
-fn show<R: Serialize>(options: &Options, report: &R, print: fn(&R)) -> Result<bool, String> {
+/// A report, and whether the processors were kept awake for it.
+#[derive(Serialize)]
+struct Shown<'a, R> {
+    #[serde(flatten)]
+    report: &'a R,
+    awake: bool,
+}
+
+fn show<R: Serialize>(options: &Options, awake: &Awake, report: &R, print: fn(&R)) -> Result<bool, String> {
+    let awake = awake.is_granted();
     if options.json {
-        println!("{}", serde_json::to_string(report).map_err(|error| error.to_string())?);
-    } else {
-        print(report);
+        let shown = serde_json::to_string(&Shown { report, awake }).map_err(|error| error.to_string())?;
+        println!("{shown}");
+        return Ok(true);
+    }
+    print(report);
+    if !awake {
+        println!(
+            "  The processors could go to sleep between statements, which makes short ones look slow and uneven.\n  \
+             As root on Linux they are kept awake.\n"
+        );
     }
     Ok(true)
 }

@@ -2,6 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -15,12 +16,22 @@ use crate::inbox::Inbox;
 use crate::message::Message;
 use crate::store::{Connection, Revoker, Store};
 use crate::trace::TraceContext;
-use crate::tx::{Returned, Tx, TxContext};
+use crate::tx::{Home, Returned, Tx, TxContext};
 
 /// An open transaction on its way from one handler call to the next.
 pub(crate) struct Open<C> {
     pub(crate) connection: C,
     pub(crate) outgoing: Vec<Message>,
+    /// Of this transaction, whichever handler keeps it.
+    revoke: Revoker,
+    home: Arc<Home<C>>,
+}
+
+impl<C: Connection> Open<C> {
+    pub(crate) fn new(connection: C) -> Self {
+        let revoke = connection.revoker();
+        Self { connection, outgoing: Vec::new(), revoke, home: Home::new() }
+    }
 }
 
 /// Thirty years: as good as no limit.
@@ -61,11 +72,13 @@ pub(crate) async fn call_in_tx<St: Store, S: Clone + Send + Sync + 'static>(
 ) -> (Option<Open<St::Connection>>, Result<(), Failure>) {
     let trace = trace_of(inbox, messages);
     let context = TxContext { limits: inbox.settings.limits, trace: trace.clone() };
-    let revoke: Revoker = open.connection.revoker();
-    let (tx, home) = Tx::lend(open.connection, open.outgoing, context);
+    let Open { connection, outgoing, revoke, home } = open;
+    let tx = Tx::lend(connection, outgoing, context, &home);
     let result = start_and_wait(inbox, handler, messages, attempt, Some(tx), trace, time).await;
     match home.take() {
-        Some(Returned { connection, outgoing }) => (Some(Open { connection, outgoing }), result),
+        Some(Returned { connection, outgoing }) => {
+            (Some(Open { connection, outgoing, revoke, home }), result)
+        }
         None => {
             tracing::error!(
                 handler = handler.name(),
@@ -117,8 +130,11 @@ async fn start_and_wait<St: Store, S: Clone + Send + Sync + 'static>(
         sampled = trace.as_ref().map(TraceContext::is_sampled),
         failure = tracing::field::Empty,
     );
-    let result = run_call(handler, Call { messages, attempt, state: &inbox.state, tx }, trace, time);
-    let result = result.instrument(span.clone()).await;
+    let call = Call { messages, attempt, state: &inbox.state, tx };
+    if span.is_disabled() {
+        return run_call(handler, call, trace, time).await;
+    }
+    let result = run_call(handler, call, trace, time).instrument(span.clone()).await;
     if let Err(failure) = &result {
         span.record("failure", tracing::field::display(failure));
     }

@@ -120,7 +120,7 @@ where
         };
         let Begun { connection, items } = begun;
         let span = span.start..span.start + items.len();
-        let open = Open { connection, outgoing: Vec::new() };
+        let open = Open::new(connection);
         let budget = work.may_stop_early().then_some(TRANSACTION_BUDGET);
         match run_items(inbox, &items, open, budget).await {
             Ran::All(open, reached) => {

@@ -2,7 +2,7 @@
 //!
 //! A short statement takes about as long as a processor needs to wake up, many times longer on a virtual machine. Who
 //! waits a little longer in between is then measured as much slower, and no two runs agree. Linux keeps the processors
-//! awake for as long as a program asks for it; usually only root may.
+//! awake for as long as a program asks for it; usually only root may. Not for the service, which is measured as it runs.
 
 use std::fs::File;
 use std::io::Write;

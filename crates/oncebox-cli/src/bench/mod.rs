@@ -65,11 +65,6 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
     place.check()?;
     let messages = usize::try_from(options.messages).map_err(|error| error.to_string())?;
     let plan = measure::Plan { messages, rounds: options.rounds, quiet: options.json };
-    let awake = Awake::ask();
-    if let Some(source) = &options.source {
-        let report = brokers::all(source, &place, &plan).await?;
-        return show(&options, &awake, &report, BrokerReport::print);
-    }
     #[cfg(feature = "serve")]
     if options.http {
         let waiting = usize::try_from(options.waiting).map_err(|error| error.to_string())?;
@@ -80,7 +75,12 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
         } else {
             http::all::<SqliteTarget>(&place, &plan, waiting).await?
         };
-        return show(&options, &awake, &report, http::HttpReport::print);
+        return show(&options, None, &report, http::HttpReport::print);
+    }
+    let awake = Awake::ask();
+    if let Some(source) = &options.source {
+        let report = brokers::all(source, &place, &plan).await?;
+        return show(&options, Some(&awake), &report, BrokerReport::print);
     }
     let report: Report = if place.is_postgres() {
         measure::all::<PgTarget>(&place, &plan).await?
@@ -89,26 +89,32 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
     } else {
         measure::all::<SqliteTarget>(&place, &plan).await?
     };
-    show(&options, &awake, &report, Report::print)
+    show(&options, Some(&awake), &report, Report::print)
 }
 
-/// A report, and whether the processors were kept awake for it.
+/// A report, and whether the processors were kept awake for it, where that was asked for.
 #[derive(Serialize)]
 struct Shown<'a, R> {
     #[serde(flatten)]
     report: &'a R,
-    awake: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    awake: Option<bool>,
 }
 
-fn show<R: Serialize>(options: &Options, awake: &Awake, report: &R, print: fn(&R)) -> Result<bool, String> {
-    let awake = awake.is_granted();
+fn show<R: Serialize>(
+    options: &Options,
+    awake: Option<&Awake>,
+    report: &R,
+    print: fn(&R),
+) -> Result<bool, String> {
+    let awake = awake.map(Awake::is_granted);
     if options.json {
         let shown = serde_json::to_string(&Shown { report, awake }).map_err(|error| error.to_string())?;
         println!("{shown}");
         return Ok(true);
     }
     print(report);
-    if !awake {
+    if awake == Some(false) {
         println!(
             "  The processors could go to sleep between statements, which makes short ones look slow and uneven.\n  \
              As root on Linux they are kept awake.\n"

@@ -14,8 +14,8 @@ use sha2::{Digest, Sha256};
 
 use crate::error::Error;
 use crate::headers::Headers;
+use crate::json_pointer;
 use crate::message::Message;
-use crate::pointer;
 
 /// The header under which sinks write a message's id where the broker has no place of its own for it.
 pub const ID_HEADER: &str = "message-id";
@@ -277,7 +277,7 @@ impl Reading<'_> {
     fn json(&self, pointer: &str) -> Result<Option<&RawValue>, String> {
         let text = std::str::from_utf8(&self.delivered.payload)
             .map_err(|error| format!("its payload is not JSON: {error}"))?;
-        pointer::read(text, pointer).map_err(|error| format!("its payload is not JSON: {error}"))
+        json_pointer::read(text, pointer).map_err(|error| format!("its payload is not JSON: {error}"))
     }
 
     /// Attributes by the names that the bindings for HTTP and NATS, Kafka, AMQP and MQTT give them.

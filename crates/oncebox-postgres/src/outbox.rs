@@ -1,22 +1,41 @@
 //! The caller's own transaction (`once`, `publish`) and what relays do with the outbox.
 
-use std::sync::PoisonError;
+use std::collections::HashMap;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use oncebox_core::clock::micros;
 use oncebox_core::store::{AskOutgoing, Outgoing, SendOutcome, Sent, Token};
 use oncebox_core::{Error, ErrorKind, LANES, LONGEST_ID, Message, Once, once_identity};
+use sqlx::postgres::PgRow;
 use sqlx::{Connection, PgConnection, Row};
 use uuid::Uuid;
 
 use crate::deliveries::storable;
 use crate::error::{Problem, classify};
 use crate::rows::{self, Columns, limit, stored_lane};
+use crate::sql::Statement;
 use crate::store::Inner;
 use crate::tx::autocommit;
 
 /// `publish` gives at most one hint in this time.
 const HINT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The most messages that are looked for at the beginning of the outbox. Less than what the statement looks at, as not
+/// each row there is due, or ours.
+const MOST_AT_START: usize = 12_000;
+
+/// For how many leases nothing is looked for there, once it was full of rows that are not due, or not ours.
+const BY_LANE_FOR: u32 = 32;
+
+/// How the messages of a sink are read.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Reading {
+    /// The last lease had as many as were asked for, so more may wait.
+    backlog: bool,
+    /// For how many more leases not to look at the beginning of the outbox.
+    by_lane: u32,
+}
 
 /// The most bytes of a handler's name.
 const LONGEST_HANDLER: usize = 100;
@@ -102,17 +121,7 @@ impl Inner {
                 return Ok(Vec::new());
             }
             let lanes: Vec<i16> = lanes.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
-            let rows = self
-                .sql
-                .read_outgoing
-                .query()
-                .bind(self.shift())
-                .bind(ask.sink)
-                .bind(ask.token.0)
-                .bind(lanes)
-                .bind(limit(ask.limit))
-                .fetch_all(&mut *connection)
-                .await?;
+            let rows = self.read_outgoing(connection, ask, &lanes).await?;
             rows.iter()
                 .map(|row| {
                     let (mut message, unreadable) = rows::message(row, 3)?;
@@ -124,15 +133,51 @@ impl Inner {
         })
     }
 
+    async fn read_outgoing(
+        &self,
+        connection: &mut PgConnection,
+        ask: &AskOutgoing<'_>,
+        lanes: &[i16],
+    ) -> Result<Vec<PgRow>, Problem> {
+        let reading = self.relays().get(ask.sink).copied().unwrap_or_default();
+        let tries_start = reading.backlog && reading.by_lane == 0 && ask.limit <= MOST_AT_START;
+        if tries_start {
+            let rows = self.read_with(&self.sql.read_outgoing_start, connection, ask, lanes).await?;
+            if rows.len() >= ask.limit {
+                return Ok(rows);
+            }
+        }
+        let rows = self.read_with(&self.sql.read_outgoing, connection, ask, lanes).await?;
+        let backlog = rows.len() >= ask.limit;
+        let by_lane = if tries_start && backlog { BY_LANE_FOR } else { reading.by_lane.saturating_sub(1) };
+        self.relays().insert(ask.sink.to_owned(), Reading { backlog, by_lane });
+        Ok(rows)
+    }
+
+    async fn read_with(
+        &self,
+        statement: &Statement,
+        connection: &mut PgConnection,
+        ask: &AskOutgoing<'_>,
+        lanes: &[i16],
+    ) -> Result<Vec<PgRow>, Problem> {
+        let reading = statement.query().bind(self.shift()).bind(ask.sink).bind(ask.token.0);
+        Ok(reading.bind(lanes).bind(limit(ask.limit)).fetch_all(connection).await?)
+    }
+
+    fn relays(&self) -> MutexGuard<'_, HashMap<String, Reading>> {
+        self.relays.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn make_relay_rows(&self, sink: &str) -> Result<(), Error> {
-        if self.relays.lock().unwrap_or_else(PoisonError::into_inner).contains(sink) {
+        if self.relays().contains_key(sink) {
             return Ok(());
         }
         autocommit!(self, |connection| {
             self.sql.relay_rows.query().bind(sink).bind(i32::from(LANES)).execute(&mut *connection).await?;
             Ok(())
         })?;
-        self.relays.lock().unwrap_or_else(PoisonError::into_inner).insert(sink.to_owned());
+        self.relays().entry(sink.to_owned()).or_default();
         Ok(())
     }
 

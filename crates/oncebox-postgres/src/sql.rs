@@ -154,7 +154,7 @@ statements! {
     lease_outgoing, list_replays, lock_cursors, lock_lanes, lock_replay, matching, migration_applied,
     migration_lock, migration_table, migrations, move_replay, no_jit, old_transactions, once, outbox_status, outgoing,
     overdue, park, paused_sources, promote, publish, purge_attempt, purge_conflict, purge_counter, purge_delivery,
-    purge_log, purge_responses, purge_seen, read_lanes, read_outgoing, read_replay, receive, receive_new, register,
+    purge_log, purge_responses, purge_seen, read_lanes, read_outgoing, read_outgoing_start, read_replay, receive, receive_new, register,
     register_cursors, relay_rows, release, release_held, release_response, remove_outgoing, remove_token, rename,
     renew, renew_response, replay, replay_outgoing, revoke, search_last, search_places, search_read, search_seen,
     set_paused, set_source_paused, settings, settle, settle_outgoing, settle_response, standing, start_replay,

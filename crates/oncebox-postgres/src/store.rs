@@ -1,6 +1,6 @@
 //! The store handle, its options, and the [`Store`] trait handed on to the files that do the work.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -20,6 +20,7 @@ use sqlx::{PgConnection, PgPool};
 use crate::error::is_transient;
 use crate::lanes::recent::Recent;
 use crate::migrate::MigrationInfo;
+use crate::outbox::Reading;
 use crate::sql::{Prepared, Schema, Sql};
 use crate::tx::PgTransaction;
 
@@ -53,8 +54,8 @@ pub(crate) struct Inner {
     pub(crate) careful: AtomicU32,
     /// What this process has just received.
     pub(crate) recent: Recent,
-    /// Sinks whose relay rows are known to exist.
-    pub(crate) relays: Mutex<HashSet<String>>,
+    /// Sinks whose relay rows are known to exist, and how their messages are read next.
+    pub(crate) relays: Mutex<HashMap<String, Reading>>,
     /// When `publish` last gave a hint.
     pub(crate) hinted_at: Mutex<Option<Instant>>,
     /// When orphaned held deliveries of each ordered handler were last looked for.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use common::{LIMITS, MINUTE, Scratch, message};
 use oncebox_core::store::{AskOutgoing, Commit, SendOutcome, Sent, Token};
 use oncebox_core::{ErrorKind, Message, Once, Store, Wake};
+use oncebox_postgres::PgStore;
 
 async fn publish(scratch: &Scratch, messages: &[Message]) {
     let mut tx = scratch.pool.begin().await.unwrap();
@@ -17,8 +18,12 @@ async fn publish(scratch: &Scratch, messages: &[Message]) {
 }
 
 async fn lease(scratch: &Scratch, token: Token, limit: usize) -> Vec<(i64, String)> {
+    lease_from(&scratch.store, token, limit).await
+}
+
+async fn lease_from(store: &PgStore, token: Token, limit: usize) -> Vec<(i64, String)> {
     let ask = AskOutgoing { sink: "", token, limit, lease_for: MINUTE };
-    let outgoing = scratch.store.lease_outgoing(&ask).await.unwrap();
+    let outgoing = store.lease_outgoing(&ask).await.unwrap();
     outgoing.into_iter().map(|one| (one.seq, one.message.id)).collect()
 }
 
@@ -111,6 +116,65 @@ async fn a_scheduled_message_waits_without_holding_its_key() {
         let later = message("later").key("k").not_before("2200-01-01T00:00:00Z".parse().unwrap());
         publish(scratch, &[later, message("now").key("k")]).await;
         assert_eq!(ids(&lease(scratch, scratch.token(), 10).await), ["now"]);
+    })
+    .await;
+}
+
+/// A store that knows of a backlog looks at the beginning of the outbox first, one that has just been opened does not.
+#[tokio::test]
+async fn a_backlog_is_read_alike_from_its_beginning_and_lane_by_lane() {
+    common::with_store(async |scratch| {
+        let far = "2200-01-01T00:00:00Z".parse().unwrap();
+        let mixed = |n: usize| match message(format!("{n:03}")) {
+            one if n % 5 == 0 => one.to("mail"),
+            one if n % 11 == 0 => one.not_before(far),
+            one if n % 4 == 0 => one.key(format!("key-{}", n % 3)),
+            one => one,
+        };
+        publish(scratch, &(0..400).map(mixed).collect::<Vec<_>>()).await;
+        let token = scratch.token();
+        let leased = lease(scratch, token, 60).await;
+        let seq_of = |wanted: &str| leased.iter().find(|(_, id)| id == wanted).unwrap().0;
+        let fails = sent(seq_of("004"), SendOutcome::Retry(MINUTE, "down".into()));
+        let dies = sent(seq_of("001"), SendOutcome::Dead("never".into()));
+        scratch.store.settle_outgoing("", token, &[fails, dies], false).await.unwrap();
+        let theirs =
+            "update {schema}.relay set token = 7, leased_until = 9000000000000000 where lane % 3 = 0";
+        scratch.sql(theirs).await;
+        for _ in 0..3 {
+            let from_beginning = lease(scratch, token, 30).await;
+            let opened = PgStore::new(scratch.pool.clone()).schema(&scratch.schema).unwrap();
+            let by_lane = lease_from(&opened.with_clock(scratch.clock.clone()), token, 30).await;
+            assert_eq!(from_beginning, by_lane);
+            assert_eq!(by_lane.len(), 30, "there is a backlog");
+            let confirmed: Vec<Sent> =
+                by_lane.iter().map(|(seq, _)| sent(*seq, SendOutcome::Confirmed)).collect();
+            scratch.store.settle_outgoing("", token, &confirmed, false).await.unwrap();
+        }
+    })
+    .await;
+}
+
+/// More rows than are looked at belong to another sink.
+#[tokio::test]
+async fn a_backlog_behind_that_of_another_sink_is_found() {
+    common::with_store(async |scratch| {
+        let others = "insert into {schema}.outbox (sink, lane, scope, id, kind, headers, payload, due_at, created_at) \
+                      select 'mail', 0, '', n::text, 'k', '', '', 0, 0 from generate_series(1, 17000) n";
+        scratch.sql(others).await;
+        let messages: Vec<Message> = (0..90).map(|n| message(format!("{n:03}"))).collect();
+        publish(scratch, &messages).await;
+        let token = scratch.token();
+        let mut all = Vec::new();
+        for _ in 0..3 {
+            let leased = lease(scratch, token, 30).await;
+            let confirmed: Vec<Sent> =
+                leased.iter().map(|(seq, _)| sent(*seq, SendOutcome::Confirmed)).collect();
+            scratch.store.settle_outgoing("", token, &confirmed, false).await.unwrap();
+            all.extend(leased);
+        }
+        assert_eq!(ids(&all), messages.iter().map(|message| message.id.as_str()).collect::<Vec<_>>());
+        assert!(lease(scratch, token, 30).await.is_empty());
     })
     .await;
 }

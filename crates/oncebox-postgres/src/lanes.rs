@@ -1,6 +1,7 @@
 //! Lanes: registering handlers, claiming, reading, and the commit that moves the cursors.
 
 pub(crate) mod gathering;
+pub(crate) mod packed;
 pub(crate) mod recent;
 
 use std::collections::HashMap;

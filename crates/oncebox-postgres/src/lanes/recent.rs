@@ -10,16 +10,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
+use oncebox_core::LANES;
 use oncebox_core::store::{Arrival, LaneRow, ReadLanes};
-use oncebox_core::{Headers, LANES, Message};
 
 use crate::lanes::gathering::Gathering;
-
-/// What a message takes besides its texts and its payload, roughly.
-const OVERHEAD: usize = 256;
+use crate::lanes::packed::Packed;
 
 /// The run of this process, no larger than `most` bytes.
 #[derive(Debug)]
@@ -43,8 +40,8 @@ pub(crate) struct Appended {
     pub(crate) new: Vec<(usize, i64)>,
     /// The tail of the run as it was asked for, when the statement found it in the log.
     pub(crate) follows: Option<Tail>,
-    /// Copies of these; empty when they are not to be remembered.
-    pub(crate) copies: Vec<Message>,
+    /// Copies of these, when they are to be remembered.
+    pub(crate) copies: Option<Packed>,
 }
 
 /// The last message of the run: what the server is asked for.
@@ -64,10 +61,27 @@ pub(crate) struct Tail {
 struct Run {
     after: i64,
     tail: Tail,
-    lanes: Vec<VecDeque<(i64, Message)>>,
-    /// Every message in the order of seqs: lane and bytes.
-    order: VecDeque<(u16, usize)>,
+    lanes: Vec<VecDeque<Slot>>,
+    /// Oldest first.
+    stretches: VecDeque<Stretch>,
     bytes: usize,
+}
+
+/// What one statement appended.
+#[derive(Debug)]
+struct Stretch {
+    /// The lane of each message.
+    lanes: Vec<u16>,
+    upto: i64,
+    bytes: usize,
+}
+
+/// A message of a lane.
+#[derive(Debug)]
+struct Slot {
+    seq: i64,
+    index: usize,
+    messages: Arc<Packed>,
 }
 
 impl Recent {
@@ -76,22 +90,24 @@ impl Recent {
     }
 
     /// Copies of messages, to be remembered; none when they cannot be.
-    pub(crate) fn copies<'a>(&self, arrivals: impl Iterator<Item = &'a Arrival> + Clone) -> Vec<Message> {
+    pub(crate) fn copies<'a>(
+        &self,
+        arrivals: impl ExactSizeIterator<Item = &'a Arrival> + Clone,
+    ) -> Option<Packed> {
         // Whether such a message is due, the server decides.
-        let scheduled = arrivals.clone().any(|arrival| arrival.message.not_before.is_some());
-        if self.most == 0 || scheduled {
-            return Vec::new();
+        if arrivals.clone().any(|arrival| arrival.message.not_before.is_some()) {
+            return None;
         }
-        arrivals.map(|arrival| own(&arrival.message)).collect()
+        Packed::new(arrivals.map(|arrival| &arrival.message), self.most)
     }
 
     /// Adds what a statement has appended, after its commit.
     pub(crate) fn remember(&self, arrivals: &[Arrival], appended: Appended) {
         let of = |&(place, seq): &(usize, i64)| arrivals.get(place).map(|arrival| (arrival, seq));
         let Some((last, seq)) = appended.new.last().and_then(of) else { return };
-        if appended.copies.len() != appended.new.len() {
-            return;
-        }
+        let places: Vec<(u16, i64)> =
+            appended.new.iter().filter_map(of).map(|(arrival, seq)| (arrival.lane, seq)).collect();
+        let Some(copies) = appended.copies.filter(|copies| copies.len() == places.len()) else { return };
         let mut run = self.lock();
         if run.as_ref().is_some_and(|run| appended.upto <= run.after) {
             // Two statements at once, and the later one was faster to come here.
@@ -113,10 +129,7 @@ impl Recent {
         };
         let run = run.get_or_insert_with(|| Run::new(appended.after, tail));
         run.tail = tail;
-        let lanes = appended.new.iter().filter_map(of).map(|(arrival, seq)| (arrival.lane, seq));
-        for ((lane, seq), message) in lanes.zip(appended.copies) {
-            run.push(lane, seq, message);
-        }
+        run.push(&places, copies);
         while run.bytes > self.most && run.pop() {}
     }
 
@@ -153,11 +166,11 @@ impl Recent {
             for bound in &gathering.open {
                 let position = gathering.positions.get(&bound.lane).copied()?;
                 let next = run.after(bound.lane, position).take(quota);
-                let confirmed = next.take_while(|(seq, _)| *seq <= tail.seq);
-                gathering.found.extend(confirmed.map(|(seq, message)| LaneRow {
+                let confirmed = next.take_while(|slot| slot.seq <= tail.seq);
+                gathering.found.extend(confirmed.map(|Slot { seq, index, messages }| LaneRow {
                     lane: bound.lane,
                     seq: *seq,
-                    message: read.kinds.wants(&message.kind).then(|| message.clone()),
+                    message: read.kinds.wants(messages.kind(*index)).then(|| messages.message(*index)),
                     scheduled: false,
                     held: false,
                     unreadable: None,
@@ -183,29 +196,39 @@ impl Recent {
 impl Run {
     fn new(after: i64, tail: Tail) -> Self {
         let lanes = (0..LANES).map(|_| VecDeque::new()).collect();
-        Self { after, tail, lanes, order: VecDeque::new(), bytes: 0 }
+        Self { after, tail, lanes, stretches: VecDeque::new(), bytes: 0 }
     }
 
-    fn push(&mut self, lane: u16, seq: i64, message: Message) {
-        let Some(messages) = self.lanes.get_mut(usize::from(lane)) else { return };
-        let bytes = size(&message);
-        messages.push_back((seq, message));
-        self.order.push_back((lane, bytes));
+    /// Adds a stretch: the lane and the seq of each message.
+    fn push(&mut self, places: &[(u16, i64)], messages: Packed) {
+        let bytes = messages.size() + places.len() * (size_of::<Slot>() + size_of::<u16>());
+        let lanes = places.iter().map(|(lane, _)| *lane).collect();
+        let upto = places.last().map_or(self.after, |(_, seq)| *seq);
+        let messages = Arc::new(messages);
+        for (index, &(lane, seq)) in places.iter().enumerate() {
+            if let Some(slots) = self.lanes.get_mut(usize::from(lane)) {
+                slots.push_back(Slot { seq, index, messages: messages.clone() });
+            }
+        }
+        self.stretches.push_back(Stretch { lanes, upto, bytes });
         self.bytes += bytes;
     }
 
-    /// Forgets the oldest message, but never the last: it is what the server is asked for.
+    /// Forgets the oldest stretch, but never the last: its last message is what the server is asked for.
     fn pop(&mut self) -> bool {
-        if self.order.len() < 2 {
+        if self.stretches.len() < 2 {
             return false;
         }
-        let Some((lane, bytes)) = self.order.pop_front() else { return false };
-        self.bytes -= bytes;
-        let Some(lane) = self.lanes.get_mut(usize::from(lane)) else { return false };
-        self.after = lane.pop_front().map_or(self.after, |(seq, _)| seq);
-        // A lane that was busy once must not keep the room it had then.
-        if lane.capacity() > 64 && lane.len() < lane.capacity() / 4 {
-            lane.shrink_to(lane.len() * 2);
+        let Some(stretch) = self.stretches.pop_front() else { return false };
+        self.bytes -= stretch.bytes;
+        self.after = stretch.upto;
+        for lane in stretch.lanes {
+            let Some(slots) = self.lanes.get_mut(usize::from(lane)) else { continue };
+            slots.pop_front();
+            // A lane that was busy once must not keep the room it had then.
+            if slots.capacity() > 64 && slots.len() < slots.capacity() / 4 {
+                slots.shrink_to(slots.len() * 2);
+            }
         }
         true
     }
@@ -217,43 +240,17 @@ impl Run {
             && positions.values().all(|position| *position >= self.after)
     }
 
-    fn after(&self, lane: u16, position: i64) -> impl Iterator<Item = &(i64, Message)> {
+    fn after(&self, lane: u16, position: i64) -> impl Iterator<Item = &Slot> {
         let lane = self.lanes.get(usize::from(lane));
-        let from = lane.map_or(0, |lane| lane.partition_point(|(seq, _)| *seq <= position));
+        let from = lane.map_or(0, |lane| lane.partition_point(|slot| slot.seq <= position));
         lane.into_iter().flat_map(move |lane| lane.range(from..))
     }
 }
 
-/// A copy that is as large as it says, and as the log has it: a payload or a header may be a small part of a large buffer,
-/// and the log does not know of sinks.
-fn own(message: &Message) -> Message {
-    let mut own = message.clone();
-    own.sink = String::new();
-    own.payload = Bytes::copy_from_slice(&message.payload);
-    own.headers = Headers::new();
-    for (name, value) in message.headers.iter() {
-        own.headers.push(name, Bytes::copy_from_slice(value));
-    }
-    own
-}
-
-fn size(message: &Message) -> usize {
-    let headers: usize =
-        message.headers.iter().map(|(name, value)| name.len() + value.len() + OVERHEAD / 4).sum();
-    let key = message.key.as_ref().map_or(0, String::len);
-    OVERHEAD
-        + headers
-        + key
-        + message.scope.len()
-        + message.id.len()
-        + message.kind.len()
-        + message.payload.len()
-}
-
 #[cfg(test)]
 mod tests {
-    use oncebox_core::Kinds;
     use oncebox_core::store::{LaneBound, Token, TxLimits};
+    use oncebox_core::{Kinds, Message};
 
     use super::*;
 
@@ -265,7 +262,7 @@ mod tests {
     /// What a statement that appended these says.
     fn appended(after: i64, arrivals: &[Arrival], follows: Option<Tail>) -> Appended {
         let new: Vec<(usize, i64)> = (0..arrivals.len()).zip(after + 1..).collect();
-        let copies = arrivals.iter().map(|arrival| own(&arrival.message)).collect();
+        let copies = Packed::new(arrivals.iter().map(|arrival| &arrival.message), usize::MAX);
         Appended { after, upto: after + new.len() as i64, received_at: 7, new, follows, copies }
     }
 
@@ -364,8 +361,10 @@ mod tests {
         let run = recent.lock();
         let run = run.as_ref().unwrap();
         assert!(run.bytes <= 1_000_000);
-        assert!(run.order.len() > 1000);
+        let count: usize = run.lanes.iter().map(VecDeque::len).sum();
+        let in_stretches: usize = run.stretches.iter().map(|stretch| stretch.lanes.len()).sum();
+        assert!(count > 1000 && count == in_stretches);
         let room: usize = run.lanes.iter().map(VecDeque::capacity).sum();
-        assert!(room < 4 * run.order.len() + 64 * run.lanes.len(), "{room} for {}", run.order.len());
+        assert!(room < 4 * count + 64 * run.lanes.len(), "{room} for {count}");
     }
 }

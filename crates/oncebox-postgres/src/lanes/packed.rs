@@ -1,0 +1,186 @@
+//! Copies of many messages in a few pieces of memory: made and given back in one go, and as large as they say.
+
+use bytes::Bytes;
+use oncebox_core::Message;
+
+/// Stands for a key that is not there.
+const NONE: u32 = u32::MAX;
+
+/// Messages as the log has them, which does not know of sinks.
+///
+/// A payload or a header may be a small part of a large buffer; its copy here is not.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    texts: String,
+    bytes: Vec<u8>,
+    /// Of each message in turn: kind, scope, id, key, payload, how many headers, and name and value of each.
+    lengths: Vec<u32>,
+    places: Vec<Place>,
+}
+
+/// Where a message begins.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    text: usize,
+    byte: usize,
+    length: usize,
+}
+
+impl Packed {
+    /// Copies of these messages, unless they are larger than `most`.
+    pub(crate) fn new<'a>(
+        messages: impl ExactSizeIterator<Item = &'a Message> + Clone,
+        most: usize,
+    ) -> Option<Self> {
+        let (mut texts, mut bytes, mut lengths) = (0, 0, 0);
+        for message in messages.clone() {
+            texts += message.kind.len() + message.scope.len() + message.id.len();
+            texts += message.key.as_ref().map_or(0, String::len);
+            bytes += message.payload.len();
+            lengths += 6 + 2 * message.headers.len();
+            for (name, value) in message.headers.iter() {
+                texts += name.len();
+                bytes += value.len();
+            }
+        }
+        let size = size(texts, bytes, lengths, messages.len());
+        // So every single length fits into its 32 bits, and is not the one that stands for no key.
+        if size > most.min(NONE as usize - 1) {
+            return None;
+        }
+        let mut packed = Self {
+            texts: String::with_capacity(texts),
+            bytes: Vec::with_capacity(bytes),
+            lengths: Vec::with_capacity(lengths),
+            places: Vec::with_capacity(messages.len()),
+        };
+        for message in messages {
+            packed.push(message);
+        }
+        Some(packed)
+    }
+
+    fn push(&mut self, message: &Message) {
+        let Self { texts, bytes, lengths, places } = self;
+        places.push(Place { text: texts.len(), byte: bytes.len(), length: lengths.len() });
+        for text in [&message.kind, &message.scope, &message.id] {
+            texts.push_str(text);
+            lengths.push(text.len() as u32);
+        }
+        texts.push_str(message.key.as_deref().unwrap_or_default());
+        lengths.push(message.key.as_ref().map_or(NONE, |key| key.len() as u32));
+        bytes.extend_from_slice(&message.payload);
+        lengths.extend([message.payload.len() as u32, message.headers.len() as u32]);
+        for (name, value) in message.headers.iter() {
+            texts.push_str(name);
+            bytes.extend_from_slice(value);
+            lengths.extend([name.len() as u32, value.len() as u32]);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// How many bytes of memory they take.
+    pub(crate) fn size(&self) -> usize {
+        size(self.texts.len(), self.bytes.len(), self.lengths.len(), self.places.len())
+    }
+
+    pub(crate) fn kind(&self, index: usize) -> &str {
+        self.reader(index).text()
+    }
+
+    pub(crate) fn message(&self, index: usize) -> Message {
+        let mut reader = self.reader(index);
+        let kind = reader.text();
+        let scope = reader.text();
+        let id = reader.text();
+        let key = match reader.lengths.first() {
+            Some(&NONE) => {
+                reader.length();
+                None
+            }
+            _ => Some(reader.text().to_owned()),
+        };
+        let mut message = Message::with_id(id, kind, Bytes::copy_from_slice(reader.bytes()));
+        message.scope = scope.to_owned();
+        message.key = key;
+        for _ in 0..reader.length() {
+            message.headers.push(reader.text(), Bytes::copy_from_slice(reader.bytes()));
+        }
+        message
+    }
+
+    fn reader(&self, index: usize) -> Reader<'_> {
+        let Place { text, byte, length } = self.places[index];
+        Reader { texts: &self.texts[text..], bytes: &self.bytes[byte..], lengths: &self.lengths[length..] }
+    }
+}
+
+/// What comes next.
+struct Reader<'a> {
+    texts: &'a str,
+    bytes: &'a [u8],
+    lengths: &'a [u32],
+}
+
+impl<'a> Reader<'a> {
+    fn length(&mut self) -> usize {
+        let (length, rest) = self.lengths.split_first().expect("each message has its lengths");
+        self.lengths = rest;
+        *length as usize
+    }
+
+    fn text(&mut self) -> &'a str {
+        let (text, rest) = self.texts.split_at(self.length());
+        self.texts = rest;
+        text
+    }
+
+    fn bytes(&mut self) -> &'a [u8] {
+        let (bytes, rest) = self.bytes.split_at(self.length());
+        self.bytes = rest;
+        bytes
+    }
+}
+
+fn size(texts: usize, bytes: usize, lengths: usize, places: usize) -> usize {
+    texts + bytes + lengths * size_of::<u32>() + places * size_of::<Place>() + size_of::<Packed>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_out_as_they_went_in() {
+        let mut all = vec![
+            Message::with_id("", "", ""),
+            Message::with_id("1", "order.placed", "body").key("").header("a", "").header("", "b"),
+            Message::with_id("ü", "k", vec![0, 255, 10]).key("ключ").header("n", vec![0xff]).header("n", "2"),
+            Message::with_id("last", "k", "x".repeat(100_000)),
+        ];
+        for (number, message) in all.iter_mut().enumerate() {
+            message.scope = "s".repeat(number);
+        }
+        let packed = Packed::new(all.iter(), usize::MAX).unwrap();
+        assert_eq!(packed.len(), all.len());
+        for (index, message) in all.iter().enumerate() {
+            assert_eq!(packed.message(index), *message);
+            assert_eq!(packed.kind(index), message.kind);
+        }
+        assert!(packed.size() > 100_000 && packed.size() < 101_000, "{}", packed.size());
+        assert!(Packed::new(all.iter(), packed.size()).is_some());
+        assert!(Packed::new(all.iter(), packed.size() - 1).is_none());
+    }
+
+    #[test]
+    fn the_log_knows_of_no_sink() {
+        let mut message = Message::with_id("1", "k", "body");
+        message.sink = "billing".to_owned();
+        let packed = Packed::new([&message].into_iter(), usize::MAX).unwrap();
+        message.sink.clear();
+        assert_eq!(packed.message(0), message);
+    }
+}

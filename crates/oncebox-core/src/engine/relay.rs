@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Fuse, FusedFuture};
 use tokio::time::Instant;
@@ -53,20 +54,14 @@ pub(crate) async fn step<St: Store, S: Send + Sync, K: Sink>(
     let mut any = false;
     // How large the messages are is not known yet.
     let mut lots = 1;
-    let mut ahead: Option<Leased> = None;
+    let mut meanwhile = Meanwhile::new(inbox, relay, token);
     let result = loop {
         if stop() {
             break Ok(());
         }
-        let leased = match ahead.take() {
-            Some(leased) if !leased.due.is_empty() && holds(leased.at, relay) => leased,
-            _ => {
-                let careful = relay.careful.load(Ordering::Relaxed);
-                match lease(inbox, relay, token, if careful { 1 } else { relay.batch * lots }).await {
-                    Ok(leased) => leased,
-                    Err(error) => break Err(error),
-                }
-            }
+        let leased = match meanwhile.next_lease(lots).await {
+            Ok(leased) => leased,
+            Err(error) => break Err(error),
         };
         if leased.due.is_empty() {
             relay.careful.store(false, Ordering::Relaxed);
@@ -74,11 +69,12 @@ pub(crate) async fn step<St: Store, S: Send + Sync, K: Sink>(
         }
         any = true;
         lots = lots_next(&leased.due, relay.batch);
-        match send(inbox, relay, token, leased, lots).await {
-            Ok(leased) => ahead = leased,
-            Err(error) => break Err(error),
+        if let Err(error) = send(&mut meanwhile, leased, lots).await {
+            break Err(error);
         }
     };
+    // A lease that is asked for must not outlive the giving back of the lanes.
+    let result = meanwhile.finish().await.and(result);
     if any {
         let released = inbox.store.settle_outgoing(&relay.name, token, &[], true).await;
         if let (Ok(()), Err(error)) = (&result, released) {
@@ -120,40 +116,29 @@ async fn bury_unreadable<St: Store, S, K: Sink>(
     Ok(due)
 }
 
-/// Sends what was leased, in lots of the sink's size, in waves where the sink does not keep order by itself. Answers what
-/// was leased meanwhile to be sent next.
+/// Sends what was leased, in lots of the sink's size, in waves where the sink does not keep order by itself.
 ///
 /// What became of a wave is written while the next ones are on their way. If that fails, or the process dies, the waves
 /// not yet written are sent again.
 async fn send<St: Store, S: Send + Sync, K: Sink>(
-    inbox: &Inbox<St, S>,
-    relay: &Relay<K>,
-    token: Token,
+    meanwhile: &mut Meanwhile<'_, St, S, K>,
     leased: Leased,
     lots: usize,
-) -> Result<Option<Leased>, Error> {
-    let in_hand: HashSet<i64> = leased.due.iter().map(|outgoing| outgoing.seq).collect();
-    let mut meanwhile = Meanwhile {
-        inbox,
-        relay,
-        token,
-        waiting: Judged::default(),
-        written: 0,
-        writing: Fuse::terminated(),
-        leasing: Fuse::terminated(),
-        ahead: None,
-    };
+) -> Result<(), Error> {
     // Keys with a message that was not confirmed: what comes after it waits with it.
     let mut stuck: HashSet<String> = HashSet::new();
-    let sent = send_waves(leased, lots, &mut meanwhile, &mut stuck).await;
-    // A lease that is asked for must not outlive the giving back of the lanes.
-    let all = meanwhile.finish().await.and(sent)?;
-    let mut ahead = meanwhile.ahead.filter(|_| all);
-    if let Some(ahead) = &mut ahead {
-        // It may have been read before what was in hand was removed, or noted as failed.
-        ahead.due.retain(|outgoing| !in_hand.contains(&outgoing.seq) && !is_stuck(outgoing, &stuck));
+    let sent = send_waves(leased, lots, meanwhile, &mut stuck).await;
+    if stuck.is_empty() && matches!(sent, Ok(true)) {
+        // The last waves are written while the next ones are sent.
+        return meanwhile.wait_for_lease().await;
     }
-    Ok(ahead)
+    let all = meanwhile.finish().await.and(sent)?;
+    meanwhile.ahead = meanwhile.ahead.take().filter(|_| all);
+    if let Some(ahead) = &mut meanwhile.ahead {
+        // It may have been read before the failure was noted.
+        ahead.due.retain(|outgoing| !is_stuck(outgoing, &stuck));
+    }
+    Ok(())
 }
 
 /// Answers whether all had their turn, those apart whose key is stuck.
@@ -165,19 +150,18 @@ async fn send_waves<St: Store, S: Send + Sync, K: Sink>(
 ) -> Result<bool, Error> {
     let Meanwhile { inbox, relay, token, .. } = *meanwhile;
     let Leased { due, at, full } = leased;
-    let due = bury_unreadable(inbox, relay, token, due).await?;
-    let total = due.len();
-    let (mut left, mut sent_one) = (total, false);
+    let due = meanwhile.during(bury_unreadable(inbox, relay, token, due)).await?;
+    let (mut left, mut sent_one) = (due.len(), false);
     // With large messages, memory holds one lot.
     let mut more = full && lots > 1;
     for wave in split(due, relay) {
         if more && left <= LOTS_LEFT * relay.batch && !relay.careful.load(Ordering::Relaxed) {
-            // The store answers with what is in hand, too.
-            meanwhile.lease_ahead(total - meanwhile.written + relay.batch * lots);
+            meanwhile.lease_ahead(relay.batch * lots);
             more = false;
         }
         left -= wave.len();
-        let wave: Vec<Outgoing> = wave.into_iter().filter(|outgoing| !is_stuck(outgoing, stuck)).collect();
+        let mut wave: Vec<Outgoing> =
+            wave.into_iter().filter(|outgoing| !is_stuck(outgoing, stuck)).collect();
         if wave.is_empty() {
             continue;
         }
@@ -185,7 +169,7 @@ async fn send_waves<St: Store, S: Send + Sync, K: Sink>(
         if sent_one && !holds(at, relay) {
             return Ok(false);
         }
-        let answers = meanwhile.during(send_wave(inbox, relay, &wave)).await?;
+        let answers = meanwhile.during(send_wave(inbox, relay, &mut wave)).await?;
         sent_one = true;
         meanwhile.waiting.append(judge(inbox, relay, &wave, answers, stuck));
     }
@@ -202,17 +186,70 @@ struct Meanwhile<'a, St: Store, S, K> {
     inbox: &'a Inbox<St, S>,
     relay: &'a Relay<K>,
     token: Token,
+    /// What was leased and is not written yet.
+    in_hand: HashSet<i64>,
+    /// What was written since the lease was asked for that is under way: it may answer with them still.
+    written: Vec<i64>,
     waiting: Judged,
-    /// How many messages were written about.
-    written: usize,
-    writing: Fuse<BoxFuture<'a, Result<usize, Error>>>,
+    writing: Fuse<BoxFuture<'a, Result<Vec<i64>, Error>>>,
     leasing: Fuse<BoxFuture<'a, Result<Leased, Error>>>,
     ahead: Option<Leased>,
 }
 
-impl<St: Store, S: Send + Sync, K: Sink> Meanwhile<'_, St, S, K> {
+impl<'a, St: Store, S: Send + Sync, K: Sink> Meanwhile<'a, St, S, K> {
+    fn new(inbox: &'a Inbox<St, S>, relay: &'a Relay<K>, token: Token) -> Self {
+        Self {
+            inbox,
+            relay,
+            token,
+            in_hand: HashSet::new(),
+            written: Vec::new(),
+            waiting: Judged::default(),
+            writing: Fuse::terminated(),
+            leasing: Fuse::terminated(),
+            ahead: None,
+        }
+    }
+
+    /// What is to be sent next: what was leased ahead, or else so many lots.
+    async fn next_lease(&mut self, lots: usize) -> Result<Leased, Error> {
+        let relay = self.relay;
+        // A store that is slower than the sink must not leave more and more to be sent again, should the process die.
+        while self.in_hand.len() > LOTS_LEFT * relay.batch && !self.is_idle() {
+            self.start_writing();
+            let written = (&mut self.writing).await;
+            self.note(written)?;
+        }
+        let ahead = self.ahead.take().filter(|ahead| !ahead.due.is_empty() && holds(ahead.at, relay));
+        let leased = match ahead {
+            Some(leased) => leased,
+            None => {
+                self.finish().await?;
+                let careful = relay.careful.load(Ordering::Relaxed);
+                let limit = if careful { 1 } else { relay.batch * lots };
+                lease(self.inbox, relay, self.token, limit).await?
+            }
+        };
+        self.in_hand.extend(leased.due.iter().map(|outgoing| outgoing.seq));
+        Ok(leased)
+    }
+
     fn lease_ahead(&mut self, limit: usize) {
+        // The store answers with what is in hand, too.
+        let limit = self.in_hand.len() + limit;
         self.leasing = lease(self.inbox, self.relay, self.token, limit).boxed().fuse();
+    }
+
+    /// Waits for a lease that was asked for.
+    async fn wait_for_lease(&mut self) -> Result<(), Error> {
+        while !self.leasing.is_terminated() {
+            self.start_writing();
+            tokio::select! {
+                written = &mut self.writing => self.note(written)?,
+                leased = &mut self.leasing => self.keep(leased),
+            }
+        }
+        Ok(())
     }
 
     /// Runs this future. An error of the store while writing ends it.
@@ -235,7 +272,8 @@ impl<St: Store, S: Send + Sync, K: Sink> Meanwhile<'_, St, S, K> {
         let mut result = Ok(());
         loop {
             self.start_writing();
-            if self.writing.is_terminated() && self.leasing.is_terminated() {
+            if self.is_idle() && self.leasing.is_terminated() {
+                self.in_hand.clear();
                 return result;
             }
             // Both, as either may hold what the other waits for.
@@ -246,16 +284,31 @@ impl<St: Store, S: Send + Sync, K: Sink> Meanwhile<'_, St, S, K> {
         }
     }
 
-    fn note(&mut self, written: Result<usize, Error>) -> Result<(), Error> {
+    fn note(&mut self, written: Result<Vec<i64>, Error>) -> Result<(), Error> {
         match written {
-            Ok(count) => self.written += count,
+            Ok(seqs) => self.written.extend(seqs),
             Err(error) => {
                 // The store is not asked once more for what came meanwhile.
                 self.waiting = Judged::default();
                 return Err(error);
             }
         }
+        if self.leasing.is_terminated() {
+            self.let_go();
+        }
         Ok(())
+    }
+
+    /// What is written is in hand no more.
+    fn let_go(&mut self) {
+        for seq in self.written.drain(..) {
+            self.in_hand.remove(&seq);
+        }
+    }
+
+    /// Whether nothing is being written, or waits to be.
+    fn is_idle(&self) -> bool {
+        self.writing.is_terminated() && self.waiting.results.is_empty()
     }
 
     fn start_writing(&mut self) {
@@ -267,10 +320,16 @@ impl<St: Store, S: Send + Sync, K: Sink> Meanwhile<'_, St, S, K> {
     }
 
     fn keep(&mut self, leased: Result<Leased, Error>) {
-        // If it is more than a moment's trouble, the next lease fails, too, and says so.
-        self.ahead = leased
-            .inspect_err(|error| tracing::debug!(sink = self.relay.name, %error, "nothing was leased ahead"))
-            .ok();
+        match leased {
+            Ok(mut leased) => {
+                // It may have been read before what was in hand was removed, or noted as failed.
+                leased.due.retain(|outgoing| !self.in_hand.contains(&outgoing.seq));
+                self.ahead = Some(leased);
+            }
+            // If it is more than a moment's trouble, the next lease fails, too, and says so.
+            Err(error) => tracing::debug!(sink = self.relay.name, %error, "nothing was leased ahead"),
+        }
+        self.let_go();
     }
 }
 
@@ -278,11 +337,17 @@ impl<St: Store, S: Send + Sync, K: Sink> Meanwhile<'_, St, S, K> {
 async fn send_wave<St: Store, S, K: Sink>(
     inbox: &Inbox<St, S>,
     relay: &Relay<K>,
-    wave: &[Outgoing],
+    wave: &mut [Outgoing],
 ) -> Result<Vec<Result<(), SendFailure>>, Error> {
-    let mut messages: Vec<Message> = wave.iter().map(|outgoing| outgoing.message.clone()).collect();
+    let nothing = || Message::with_id(String::new(), String::new(), Bytes::new());
+    let taken = wave.iter_mut().map(|outgoing| std::mem::replace(&mut outgoing.message, nothing()));
+    let mut messages: Vec<Message> = taken.collect();
     let spans = send_spans(inbox, &relay.name, &mut messages);
     let sending = tokio::time::timeout(relay.timeout, relay.sink.send(&messages)).await;
+    let count = messages.len();
+    for (outgoing, message) in wave.iter_mut().zip(messages) {
+        outgoing.message = message;
+    }
     match sending {
         Ok(Ok(answers)) => {
             for (span, answer) in spans.iter().zip(&answers) {
@@ -297,7 +362,7 @@ async fn send_wave<St: Store, S, K: Sink>(
             Err(Error::caused(ErrorKind::Unavailable, text, error))
         }
         // Alone, it is the message's own doing; in a lot, nobody can tell, so they go one by one.
-        Err(_) if messages.len() == 1 => {
+        Err(_) if count == 1 => {
             relay.careful.store(false, Ordering::Relaxed);
             let text = format!("the sink did not confirm it within {:?}", relay.timeout);
             for span in &spans {
@@ -380,16 +445,16 @@ fn judge<St: Store, S, K: Sink>(
     judged
 }
 
-/// Writes what became of a wave, then counts it. Answers how many messages it was about.
+/// Writes what became of a wave, then counts it. Answers which messages it was about.
 async fn write<St: Store, S, K: Sink>(
     inbox: &Inbox<St, S>,
     relay: &Relay<K>,
     token: Token,
     judged: Judged,
-) -> Result<usize, Error> {
+) -> Result<Vec<i64>, Error> {
     let Judged { results, sent, failed, dead } = judged;
     if results.is_empty() {
-        return Ok(0);
+        return Ok(Vec::new());
     }
     inbox.store.settle_outgoing(&relay.name, token, &results, false).await?;
     let counters = &inbox.shared.counters;
@@ -399,7 +464,7 @@ async fn write<St: Store, S, K: Sink>(
     if dead > 0 {
         tracing::warn!(sink = relay.name, dead, "outgoing messages were refused for good");
     }
-    Ok(results.len())
+    Ok(results.iter().map(|sent| sent.seq).collect())
 }
 
 /// How many lots to lease next, if the messages are as large as these.

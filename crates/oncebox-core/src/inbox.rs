@@ -10,7 +10,7 @@ use tokio::sync::{OnceCell, watch};
 use crate::clock::Seed;
 use crate::counters::Counters;
 use crate::engine::inline;
-use crate::engine::receive::Receiver;
+use crate::engine::receive::{Ready, Receiver};
 use crate::error::{Error, ErrorKind};
 use crate::handler::{Handler, NamedHandler, Registered};
 use crate::kinds::IntoKinds;
@@ -210,35 +210,42 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
     /// Calls that arrive at the same time share one statement.
     pub async fn receive(&self, messages: &[Message]) -> Result<Vec<Received>, Error> {
         self.refuse_direct("receive")?;
-        let mut checked = self.checked(messages)?;
-        self.register_once().await?;
+        let checked = self.checked(messages)?;
         // Ends with the answer.
-        let _spans = self.receive_spans(&mut checked);
-        self.shared.receiver.receive(checked, self.routes()).await
+        let mut spans = Vec::new();
+        let ready = checked.into_iter().map(|mut message| {
+            spans.extend(self.receive_span(&mut message));
+            message
+        });
+        self.receive_ready(ready.collect()).await
     }
 
-    /// A span per message, which the message carries on from now on; none unless traces are wanted.
-    fn receive_spans(&self, messages: &mut [Message]) -> Vec<tracing::Span> {
-        let Some(sampled) = self.settings.traces else { return Vec::new() };
+    /// The same for messages that are checked already and have their span.
+    pub(crate) async fn receive_ready(&self, ready: Ready) -> Result<Vec<Received>, Error> {
+        self.refuse_direct("receive")?;
+        self.register_once().await?;
+        self.shared.receiver.receive(ready, self.routes()).await
+    }
+
+    /// A span which the message carries on from now on; none unless traces are wanted.
+    pub(crate) fn receive_span(&self, message: &mut Message) -> Option<tracing::Span> {
+        let sampled = self.settings.traces?;
         let seed = &self.shared.seed;
-        let spans = messages.iter_mut().map(|message| {
-            let trace = match TraceContext::extract(&message.headers) {
-                Some(trace) => trace.child(seed.next()),
-                None => TraceContext::begin(seed, sampled),
-            };
-            trace.replace(&mut message.headers);
-            tracing::debug_span!(
-                "oncebox.receive",
-                scope = message.scope,
-                id = message.id,
-                kind = message.kind,
-                trace_id = trace.trace_id(),
-                span_id = trace.span_id(),
-                parent_id = trace.parent_id(),
-                sampled = trace.is_sampled(),
-            )
-        });
-        spans.collect()
+        let trace = match TraceContext::extract(&message.headers) {
+            Some(trace) => trace.child(seed.next()),
+            None => TraceContext::begin(seed, sampled),
+        };
+        trace.replace(&mut message.headers);
+        Some(tracing::debug_span!(
+            "oncebox.receive",
+            scope = message.scope,
+            id = message.id,
+            kind = message.kind,
+            trace_id = trace.trace_id(),
+            span_id = trace.span_id(),
+            parent_id = trace.parent_id(),
+            sampled = trace.is_sampled(),
+        ))
     }
 
     /// Handles one message now, in one transaction, and remembers it.

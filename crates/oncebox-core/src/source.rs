@@ -16,8 +16,10 @@ pub trait Source: Send + 'static {
 
     /// Waits for a message, then hands over it and what else has already arrived, at most `most`.
     ///
-    /// May be dropped while it waits: then it must not have taken anything. An empty answer means the source has
-    /// ended. After an error it is called again, later: reconnecting is the source's own business.
+    /// May be dropped while it waits: then it must not have taken anything. It is called again before what it has handed
+    /// over is settled, as the next messages are taken while the last ones are stored; settling keeps to the order of
+    /// taking. An empty answer means the source has ended. After an error it is called again, later: reconnecting is the
+    /// source's own business.
     fn next(
         &mut self,
         most: usize,

@@ -77,7 +77,7 @@ pub enum NatsRetention {
 /// use oncebox_nats::NatsSourceConfig;
 ///
 /// let config = NatsSourceConfig::new("nats://localhost", "ORDERS", "oncebox").create(["orders.>"]);
-/// assert_eq!(config.prefetch, 2000);
+/// assert_eq!(config.prefetch, 4000);
 /// ```
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -111,7 +111,7 @@ pub struct NatsSourceConfig {
     /// The most messages that all processes together may hold, for a consumer that is created; four times `prefetch`
     /// unless set.
     pub max_ack_pending: Option<u32>,
-    /// The most messages this source holds; 2000 unless set.
+    /// The most messages this source holds; 4000 unless set.
     pub prefetch: usize,
     /// About the most bytes of messages it holds; 64 MiB unless set.
     pub prefetch_bytes: usize,
@@ -142,7 +142,7 @@ impl Default for NatsSourceConfig {
             filter: None,
             ack_wait: Duration::from_secs(30),
             max_ack_pending: None,
-            prefetch: 2000,
+            prefetch: 4000,
             prefetch_bytes: 64 * 1024 * 1024,
             confirm_acks: false,
             return_delay: Duration::from_secs(1),

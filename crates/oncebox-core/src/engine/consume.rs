@@ -1,10 +1,12 @@
 //! Takes messages from a source, stores or handles them, and only then acknowledges.
 
+use std::pin::pin;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
+use crate::engine::receive::Ready;
 use crate::engine::unreadable::{self, Unreadable};
 use crate::error::{Error, ErrorKind};
 use crate::inbox::{Inbox, Processed};
@@ -15,6 +17,9 @@ use crate::store::Store;
 
 /// The most messages taken from a source at once.
 const AT_ONCE: usize = 1000;
+
+/// No more is read ahead from so many bytes of payload on.
+const AHEAD_BYTES: usize = 8 * 1024 * 1024;
 
 /// How messages of a source are taken in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +34,8 @@ pub(crate) enum Mode {
 const LAG_EVERY: Duration = Duration::from_secs(5);
 
 /// Runs until the source ends or `stop` turns true.
+///
+/// While messages are stored the source is told what became of the ones before them, and asked for the next ones.
 pub(crate) async fn consume<St, S, R>(
     inbox: &Inbox<St, S>,
     source: &mut R,
@@ -44,24 +51,39 @@ pub(crate) async fn consume<St, S, R>(
     let mut failures = 0;
     let mut lag_at = Instant::now();
     let mut paused = inbox.shared.paused_sources();
-    while !*stop.borrow() {
-        if Instant::now() >= lag_at {
-            lag_at = Instant::now() + LAG_EVERY;
-            ask_lag(inbox, &name, source).await;
-        }
-        let is_paused = paused.borrow_and_update().contains(&name);
-        let next = tokio::select! {
-            // In this order, so that nothing is taken once it has been told to pause.
-            biased;
-            _ = stop.wait_for(|stopping| *stopping) => return,
-            // A source that is dropped while it waits has taken nothing.
-            Ok(()) = paused.changed() => continue,
-            next = source.next(AT_ONCE), if !is_paused => next,
-            () = tokio::time::sleep_until(lag_at) => continue,
+    let mut ahead = Ahead::default();
+    // What was taken in and the source does not know yet; nothing unless something was read ahead.
+    let mut untold = Vec::new();
+    loop {
+        let next = match ahead.take() {
+            Some(next) => next,
+            None => {
+                if *stop.borrow() {
+                    return;
+                }
+                if Instant::now() >= lag_at {
+                    lag_at = Instant::now() + LAG_EVERY;
+                    ask_lag(inbox, &name, source).await;
+                }
+                let is_paused = paused.borrow_and_update().contains(&name);
+                tokio::select! {
+                    // In this order, so that nothing is taken once it has been told to pause.
+                    biased;
+                    _ = stop.wait_for(|stopping| *stopping) => return,
+                    // A source that is dropped while it waits has taken nothing.
+                    Ok(()) = paused.changed() => continue,
+                    next = source.next(AT_ONCE), if !is_paused => next.map(|incoming| {
+                        let mut batch = Batch::new(mode);
+                        batch.add(inbox, &name, incoming);
+                        batch
+                    }),
+                    () = tokio::time::sleep_until(lag_at) => continue,
+                }
+            }
         };
-        let incoming = match next {
-            Ok(incoming) if incoming.is_empty() => return,
-            Ok(incoming) => incoming,
+        let batch = match next {
+            Ok(batch) if batch.is_empty() => return,
+            Ok(batch) => batch,
             Err(error) => {
                 failures += 1;
                 tracing::warn!(source = name, %error, "the source failed; it is asked again");
@@ -77,14 +99,108 @@ pub(crate) async fn consume<St, S, R>(
         inbox.shared.note_source(&name, |status| {
             status.connected = true;
             status.error = None;
-            status.delivered += incoming.len() as u64;
+            status.delivered += batch.receipts.len() as u64;
         });
-        let (sorted, receipts) = sort(inbox, &name, incoming);
-        let settled = take_in(inbox, &name, sorted, mode, &mut stop).await;
-        if let Err(error) = source.settle(receipts.into_iter().zip(settled).collect()).await {
-            // What was committed comes again and is a duplicate then.
-            tracing::warn!(source = name, %error, "the source could not be told what became of its messages");
+        let Batch { receipts, messages } = batch;
+        // Handlers take their time, and messages in hand are messages that nobody else gets.
+        let mut reads_ahead = mode == Mode::Stored && Instant::now() < lag_at;
+        reads_ahead &= !*stop.borrow() && !paused.borrow_and_update().contains(&name);
+        let mut stopping = stop.clone();
+        let (stored, is_stored) = oneshot::channel::<()>();
+        let storing = async {
+            let settled = take_in(inbox, &name, &messages, &mut stop).await;
+            drop(stored);
+            settled
+        };
+        let meanwhile = async {
+            tell(&name, source, std::mem::take(&mut untold)).await;
+            let enough = async {
+                tokio::select! {
+                    _ = is_stored => {}
+                    _ = stopping.wait_for(|stopping| *stopping) => {}
+                    Ok(()) = paused.changed() => {}
+                }
+            };
+            if reads_ahead {
+                ahead.read(inbox, source, &name, enough).await;
+            }
+        };
+        let (settled, ()) = tokio::join!(storing, meanwhile);
+        if settled.contains(&Settle::Return) {
+            // They come again, so what is behind them must not be stored before them.
+            untold.extend(ahead.give_back());
         }
+        untold.extend(receipts.into_iter().zip(settled));
+        if ahead.batch.is_empty() {
+            tell(&name, source, std::mem::take(&mut untold)).await;
+        }
+    }
+}
+
+/// What a source has handed over before anybody could store it.
+struct Ahead<R> {
+    batch: Batch<R>,
+    /// What it answered after that, when it was no message: an error, or nothing, because it has ended.
+    then: Option<Result<(), Error>>,
+}
+
+impl<R> Default for Ahead<R> {
+    fn default() -> Self {
+        Self { batch: Batch::new(Mode::Stored), then: None }
+    }
+}
+
+impl<R> Ahead<R> {
+    /// Asks the source again and again, until it is enough; as many as it handed over at once would fit as well.
+    async fn read<St, S>(
+        &mut self,
+        inbox: &Inbox<St, S>,
+        source: &mut impl Source<Receipt = R>,
+        name: &str,
+        enough: impl Future<Output = ()>,
+    ) where
+        St: Store,
+        S: Clone + Send + Sync + 'static,
+    {
+        let mut enough = pin!(enough);
+        while self.batch.receipts.len() < AT_ONCE && self.batch.messages.bytes < AHEAD_BYTES {
+            let next = tokio::select! {
+                biased;
+                () = &mut enough => return,
+                next = source.next(AT_ONCE - self.batch.receipts.len()) => next,
+            };
+            match next {
+                Ok(incoming) if !incoming.is_empty() => self.batch.add(inbox, name, incoming),
+                none => {
+                    self.then = Some(none.map(drop));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The source's next answer, if it was asked already.
+    fn take(&mut self) -> Option<Result<Batch<R>, Error>> {
+        if self.batch.is_empty() {
+            return self.then.take().map(|then| then.map(|()| Batch::new(Mode::Stored)));
+        }
+        Some(Ok(std::mem::replace(&mut self.batch, Batch::new(Mode::Stored))))
+    }
+
+    /// Lets the messages come again.
+    fn give_back(&mut self) -> impl Iterator<Item = (R, Settle)> {
+        let batch = std::mem::replace(&mut self.batch, Batch::new(Mode::Stored));
+        batch.receipts.into_iter().map(|receipt| (receipt, Settle::Return))
+    }
+}
+
+async fn tell<R: Source>(name: &str, source: &mut R, settled: Vec<(R::Receipt, Settle)>) {
+    if settled.is_empty() {
+        return;
+    }
+    if let Err(error) = source.settle(settled).await {
+        // What was committed comes again and is a duplicate then.
+        tracing::warn!(source = name, %error, "the source could not be told what became of its messages");
     }
 }
 
@@ -106,61 +222,106 @@ async fn ask_lag<St: Store, S, R: Source>(inbox: &Inbox<St, S>, name: &str, sour
     });
 }
 
-/// What is taken in as it is, what is kept as unreadable, and which of the two comes at each place.
-#[derive(Debug, Default)]
-struct Sorted {
-    good: Vec<Message>,
-    unreadable: Vec<Unreadable>,
-    is_good: Vec<bool>,
+/// Messages that are taken in together, and what their source needs to settle them.
+struct Batch<R> {
+    receipts: Vec<R>,
+    messages: Messages,
 }
 
-fn sort<St: Store, S, R>(inbox: &Inbox<St, S>, source: &str, incoming: Vec<Incoming<R>>) -> (Sorted, Vec<R>) {
-    let mut sorted = Sorted::default();
-    let mut receipts = Vec::with_capacity(incoming.len());
-    for Incoming { mut message, receipt, fault } in incoming {
+struct Messages {
+    good: Good,
+    unreadable: Vec<Unreadable>,
+    /// Which of the two comes at each place.
+    is_good: Vec<bool>,
+    /// Of payload.
+    bytes: usize,
+}
+
+/// Messages that are taken in as they are.
+enum Good {
+    /// With their spans, which end when they are stored.
+    Stored(Ready, Vec<tracing::Span>),
+    Inline(Vec<Message>),
+}
+
+impl<R> Batch<R> {
+    fn new(mode: Mode) -> Self {
+        let good = match mode {
+            Mode::Stored => Good::Stored(Ready::default(), Vec::new()),
+            Mode::Inline => Good::Inline(Vec::new()),
+        };
+        let messages = Messages { good, unreadable: Vec::new(), is_good: Vec::new(), bytes: 0 };
+        Self { receipts: Vec::new(), messages }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.receipts.is_empty()
+    }
+
+    fn add<St, S>(&mut self, inbox: &Inbox<St, S>, source: &str, incoming: Vec<Incoming<R>>)
+    where
+        St: Store,
+        S: Clone + Send + Sync + 'static,
+    {
+        self.receipts.reserve(incoming.len());
+        for Incoming { message, receipt, fault } in incoming {
+            self.receipts.push(receipt);
+            self.messages.add(inbox, source, message, fault);
+        }
+    }
+}
+
+impl Messages {
+    fn add<St, S>(&mut self, inbox: &Inbox<St, S>, source: &str, mut message: Message, fault: Option<String>)
+    where
+        St: Store,
+        S: Clone + Send + Sync + 'static,
+    {
         if message.scope.is_empty() {
             message.scope = source.to_owned();
         }
         let fault =
             fault.or_else(|| inbox.settings.limits.check(&message).err().map(|error| error.to_string()));
-        sorted.is_good.push(fault.is_none());
-        match fault {
-            None => sorted.good.push(message),
-            Some(fault) => sorted.unreadable.push(Unreadable::new(message, fault)),
+        self.is_good.push(fault.is_none());
+        self.bytes += message.payload.len();
+        match (fault, &mut self.good) {
+            (Some(fault), _) => self.unreadable.push(Unreadable::new(message, fault)),
+            (None, Good::Stored(ready, spans)) => {
+                spans.extend(inbox.receive_span(&mut message));
+                ready.push(message);
+            }
+            (None, Good::Inline(messages)) => messages.push(message),
         }
-        receipts.push(receipt);
     }
-    (sorted, receipts)
 }
 
 /// Takes messages in, trying again while the store is away, and answers how to settle each.
 async fn take_in<St, S>(
     inbox: &Inbox<St, S>,
     source: &str,
-    sorted: Sorted,
-    mode: Mode,
+    messages: &Messages,
     stop: &mut watch::Receiver<bool>,
 ) -> Vec<Settle>
 where
     St: Store,
     S: Clone + Send + Sync + 'static,
 {
-    let Sorted { good, unreadable, is_good } = sorted;
+    let Messages { good, unreadable, is_good, .. } = messages;
     let backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
     let mut failures = 0;
     let (mut good_settled, mut unreadable_settled) = (None, None);
     loop {
         let attempt = async {
             if good_settled.is_none() {
-                good_settled = Some(match take_in_once(inbox, &good, mode).await {
+                good_settled = Some(match take_in_once(inbox, good).await {
                     Err(error) if error.kind() == ErrorKind::Invalid => {
-                        take_in_singly(inbox, source, &good, mode).await?
+                        take_in_singly(inbox, source, good).await?
                     }
                     settled => settled?,
                 });
             }
             if unreadable_settled.is_none() {
-                unreadable_settled = Some(unreadable::keep(inbox, source, &unreadable).await?);
+                unreadable_settled = Some(unreadable::keep(inbox, source, unreadable).await?);
             }
             Ok::<_, Error>(())
         };
@@ -174,24 +335,28 @@ where
     }
     let mut good = good_settled.unwrap_or_default().into_iter();
     let mut unreadable = unreadable_settled.unwrap_or_default().into_iter();
-    let settled = is_good.into_iter().map(|is_good| if is_good { good.next() } else { unreadable.next() });
+    let settled = is_good.iter().map(|is_good| if *is_good { good.next() } else { unreadable.next() });
     settled.map(|settle| settle.unwrap_or(Settle::Return)).collect()
 }
 
 /// One of them breaks a limit of the store's own (its largest packet, say): the others must not wait for it.
-async fn take_in_singly<St, S>(
-    inbox: &Inbox<St, S>,
-    source: &str,
-    messages: &[Message],
-    mode: Mode,
-) -> Result<Vec<Settle>, Error>
+async fn take_in_singly<St, S>(inbox: &Inbox<St, S>, source: &str, good: &Good) -> Result<Vec<Settle>, Error>
 where
     St: Store,
     S: Clone + Send + Sync + 'static,
 {
-    let mut settled = Vec::with_capacity(messages.len());
-    for message in messages {
-        settled.extend(match take_in_once(inbox, std::slice::from_ref(message), mode).await {
+    let singly: Vec<(&Message, Good)> = match good {
+        Good::Stored(ready, _) => {
+            let alone = |message: &Message| Good::Stored(Ready::from_iter([message.clone()]), Vec::new());
+            ready.messages().map(|message| (message, alone(message))).collect()
+        }
+        Good::Inline(messages) => {
+            messages.iter().map(|message| (message, Good::Inline(vec![message.clone()]))).collect()
+        }
+    };
+    let mut settled = Vec::with_capacity(singly.len());
+    for (message, alone) in singly {
+        settled.extend(match take_in_once(inbox, &alone).await {
             Err(error) if error.kind() == ErrorKind::Invalid => {
                 let unreadable = Unreadable::new(message.clone(), error.to_string());
                 unreadable::keep(inbox, source, &[unreadable]).await?
@@ -202,25 +367,18 @@ where
     Ok(settled)
 }
 
-async fn take_in_once<St, S>(
-    inbox: &Inbox<St, S>,
-    messages: &[Message],
-    mode: Mode,
-) -> Result<Vec<Settle>, Error>
+async fn take_in_once<St, S>(inbox: &Inbox<St, S>, good: &Good) -> Result<Vec<Settle>, Error>
 where
     St: Store,
     S: Clone + Send + Sync + 'static,
 {
-    if messages.is_empty() {
-        return Ok(Vec::new());
-    }
-    match mode {
-        Mode::Stored => {
-            let received = inbox.receive(messages).await?;
+    match good {
+        Good::Stored(ready, _) => {
+            let received = inbox.receive_ready(ready.clone()).await?;
             Ok(vec![Settle::Accept; received.len()])
         }
-        Mode::Inline => {
-            let processed = inbox.process_all(messages.to_vec()).await?;
+        Good::Inline(messages) => {
+            let processed = inbox.process_all(messages.clone()).await?;
             let settle = |processed: &Processed| match processed {
                 Processed::Failed(_) => Settle::Return,
                 _ => Settle::Accept,

@@ -9,6 +9,7 @@ use crate::counters::Counter;
 use crate::engine::call::{Open, call_outside};
 use crate::engine::lanes::Tally;
 use crate::engine::outcome_of;
+use crate::engine::receive::Ready;
 use crate::engine::transaction::{self, Begun, Item, Work};
 use crate::error::{Error, ErrorKind};
 use crate::failure::Failure;
@@ -58,7 +59,7 @@ where
     }
     if !stored.is_empty() {
         let (places, messages): (Vec<usize>, Vec<Message>) = stored.into_iter().unzip();
-        let received = inbox.shared.receiver.receive(messages, inbox.routes()).await?;
+        let received = inbox.shared.receiver.receive(Ready::from_iter(messages), inbox.routes()).await?;
         for (place, received) in places.into_iter().zip(received) {
             answers[place] = Some(match received {
                 Received::New => Processed::Stored,

@@ -1,6 +1,6 @@
 //! Receives messages: calls that arrive at the same time share one statement and one commit.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -47,7 +47,7 @@ struct Queue {
 }
 
 struct Request {
-    arrivals: Vec<Arrival>,
+    arrivals: Arc<Vec<Arrival>>,
     answer: oneshot::Sender<Result<Vec<Received>, Arc<Error>>>,
 }
 
@@ -55,6 +55,44 @@ struct Request {
 struct Times {
     announced: Option<Instant>,
     routes: Option<Instant>,
+}
+
+/// Messages that only wait to be stored: checked, and with their scope. Copies of it share them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ready {
+    /// What goes into one statement.
+    chunks: Vec<Arc<Vec<Arrival>>>,
+    /// The payload of the last chunk.
+    bytes: usize,
+}
+
+impl Ready {
+    pub(crate) fn push(&mut self, message: Message) {
+        let fits = self.chunks.last().is_some_and(|chunk| chunk.len() < MOST_MESSAGES);
+        if !fits || self.bytes >= MOST_BYTES {
+            self.chunks.push(Arc::default());
+            self.bytes = 0;
+        }
+        self.bytes += message.payload.len();
+        if let Some(chunk) = self.chunks.last_mut() {
+            Arc::make_mut(chunk).push(Arrival::new(message));
+        }
+    }
+
+    /// The messages, in order.
+    pub(crate) fn messages(&self) -> impl Iterator<Item = &Message> {
+        self.chunks.iter().flat_map(|chunk| chunk.iter()).map(|arrival| &arrival.message)
+    }
+}
+
+impl FromIterator<Message> for Ready {
+    fn from_iter<I: IntoIterator<Item = Message>>(messages: I) -> Self {
+        let mut ready = Self::default();
+        for message in messages {
+            ready.push(message);
+        }
+        ready
+    }
 }
 
 impl<St: Store> Receiver<St> {
@@ -72,21 +110,17 @@ impl<St: Store> Receiver<St> {
         }
     }
 
-    /// Stores checked messages and answers for each, in order. `own` are the kinds wanted in this process.
-    pub(crate) async fn receive(
-        &self,
-        messages: Vec<Message>,
-        own: Vec<Kinds>,
-    ) -> Result<Vec<Received>, Error> {
-        if messages.is_empty() {
+    /// Stores messages and answers for each, in order. `own` are the kinds wanted in this process.
+    pub(crate) async fn receive(&self, ready: Ready, own: Vec<Kinds>) -> Result<Vec<Received>, Error> {
+        if ready.chunks.is_empty() {
             return Ok(Vec::new());
         }
         self.inner.refresh_routes().await;
         let routes = lock(&self.inner.routes).clone();
         let unrouted = |kind: &str| !own.iter().chain(routes.iter()).any(|kinds| kinds.wants(kind));
-        let is_unrouted: Vec<bool> = messages.iter().map(|message| unrouted(&message.kind)).collect();
-        let mut answers = Vec::with_capacity(messages.len());
-        for chunk in chunks(messages) {
+        let is_unrouted: Vec<bool> = ready.messages().map(|message| unrouted(&message.kind)).collect();
+        let mut answers = Vec::with_capacity(is_unrouted.len());
+        for chunk in ready.chunks {
             answers.extend(self.enqueue(chunk).await?);
         }
         let lost = answers.iter().zip(is_unrouted).filter(|(answer, un)| **answer == Received::New && *un);
@@ -99,7 +133,7 @@ impl<St: Store> Receiver<St> {
         self.inner.clone().announce();
     }
 
-    async fn enqueue(&self, arrivals: Vec<Arrival>) -> Result<Vec<Received>, Error> {
+    async fn enqueue(&self, arrivals: Arc<Vec<Arrival>>) -> Result<Vec<Received>, Error> {
         let (answer, answered) = oneshot::channel();
         let start = {
             let mut queue = lock(&self.inner.queue);
@@ -140,33 +174,9 @@ impl<St: Store> Inner<St> {
     }
 
     async fn store_group(self: &Arc<Self>, group: Vec<Request>) {
-        let mut first_of: HashMap<[u8; 16], usize> = HashMap::new();
-        let mut unique: Vec<Arrival> = Vec::new();
-        let mut repeats: Vec<Arrival> = Vec::new();
-        // Per request and message: the place of its first copy, and whether it is that copy.
-        let mut places: Vec<Vec<(usize, Copy)>> = Vec::new();
-        let mut answers = Vec::new();
-        for Request { arrivals, answer } in group {
-            answers.push(answer);
-            let mut own = Vec::with_capacity(arrivals.len());
-            for arrival in arrivals {
-                match first_of.get(&arrival.identity) {
-                    None => {
-                        first_of.insert(arrival.identity, unique.len());
-                        own.push((unique.len(), Copy::First));
-                        unique.push(arrival);
-                    }
-                    Some(&first) if unique[first].fingerprint == arrival.fingerprint => {
-                        own.push((first, Copy::Same));
-                    }
-                    Some(&first) => {
-                        own.push((first, Copy::Other(repeats.len())));
-                        repeats.push(arrival);
-                    }
-                }
-            }
-            places.push(own);
-        }
+        let (arrivals, answers): (Vec<_>, Vec<_>) =
+            group.into_iter().map(|Request { arrivals, answer }| (arrivals, answer)).unzip();
+        let Joined { unique, repeats, places } = Joined::new(arrivals);
         let stored = match self.store.receive(&unique).await {
             // A copy with other bytes of a message in the same statement: the store can judge it now.
             Ok(stored) => self.store_repeats(repeats).await.map(|repeated| (stored, repeated)),
@@ -260,6 +270,57 @@ impl Drop for Reset<'_> {
     }
 }
 
+/// The requests of one statement.
+struct Joined {
+    /// The first copy of each message.
+    unique: Arc<Vec<Arrival>>,
+    /// Copies with other bytes.
+    repeats: Vec<Arrival>,
+    /// Per request and message: the place of its first copy, and how it relates to that.
+    places: Vec<Vec<(usize, Copy)>>,
+}
+
+impl Joined {
+    fn new(mut requests: Vec<Arc<Vec<Arrival>>>) -> Self {
+        // What a source hands over is mostly a statement of its own, and is not moved then.
+        if let [_] = requests[..]
+            && let Some(only) = requests.pop_if(|only| is_distinct(only))
+        {
+            let places = vec![(0..only.len()).map(|place| (place, Copy::First)).collect()];
+            return Self { unique: only, repeats: Vec::new(), places };
+        }
+        let mut first_of: HashMap<[u8; 16], usize> = HashMap::new();
+        let (mut unique, mut repeats) = (Vec::<Arrival>::new(), Vec::<Arrival>::new());
+        let mut places = Vec::with_capacity(requests.len());
+        for arrivals in requests {
+            let mut own = Vec::with_capacity(arrivals.len());
+            for arrival in Arc::unwrap_or_clone(arrivals) {
+                match first_of.get(&arrival.identity) {
+                    None => {
+                        first_of.insert(arrival.identity, unique.len());
+                        own.push((unique.len(), Copy::First));
+                        unique.push(arrival);
+                    }
+                    Some(&first) if unique[first].fingerprint == arrival.fingerprint => {
+                        own.push((first, Copy::Same));
+                    }
+                    Some(&first) => {
+                        own.push((first, Copy::Other(repeats.len())));
+                        repeats.push(arrival);
+                    }
+                }
+            }
+            places.push(own);
+        }
+        Self { unique: Arc::new(unique), repeats, places }
+    }
+}
+
+fn is_distinct(arrivals: &[Arrival]) -> bool {
+    let mut known = HashSet::with_capacity(arrivals.len());
+    arrivals.iter().all(|arrival| known.insert(arrival.identity))
+}
+
 /// How a message relates to the first one of its identity in the same statement.
 #[derive(Clone, Copy)]
 enum Copy {
@@ -279,23 +340,6 @@ impl Copy {
             (Copy::Other(place), _) => repeated[place],
         }
     }
-}
-
-fn chunks(messages: Vec<Message>) -> Vec<Vec<Arrival>> {
-    let mut chunks: Vec<Vec<Arrival>> = Vec::new();
-    let mut bytes = 0;
-    for message in messages {
-        let fits = chunks.last().is_some_and(|chunk| chunk.len() < MOST_MESSAGES && bytes < MOST_BYTES);
-        if !fits {
-            chunks.push(Vec::new());
-            bytes = 0;
-        }
-        bytes += message.payload.len();
-        if let Some(chunk) = chunks.last_mut() {
-            chunk.push(Arrival::new(message));
-        }
-    }
-    chunks
 }
 
 /// The requests that fit into one statement, in the order they came.

@@ -115,8 +115,6 @@ pub(super) struct Tap<S> {
 /// What a [`Tap`] has seen.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Calls of `next` that answered.
-    pub(super) calls: AtomicUsize,
     /// Messages handed over.
     pub(super) messages: AtomicUsize,
     /// While set, what is settled never reaches the source, and the call never returns.
@@ -138,7 +136,6 @@ impl<S: Source> Source for Tap<S> {
 
     async fn next(&mut self, most: usize) -> Result<Vec<Incoming<S::Receipt>>, Error> {
         let incoming = self.source.next(most).await?;
-        self.seen.calls.fetch_add(1, Ordering::SeqCst);
         self.seen.messages.fetch_add(incoming.len(), Ordering::SeqCst);
         Ok(incoming)
     }

@@ -77,9 +77,8 @@ pub async fn a_slow_store_bounds_what_is_taken<B: BrokerSubject, T: Subject>(bro
     let running = consuming(&broker, &inbox);
     plan.struck().await;
     until("it was tried again", || async { plan.calls()["receive"] >= 5 }).await;
-    let seen = &running.seen;
-    assert!(seen.messages.load(Ordering::SeqCst) <= 1000);
-    assert_eq!(seen.calls.load(Ordering::SeqCst), 1, "no more is taken before the first lot is stored");
+    let taken = running.seen.messages.load(Ordering::SeqCst);
+    assert!(taken <= 2000, "{taken} were taken: more than the lot that is to be stored and the next");
     if let Some(unacknowledged) = broker.unacknowledged().await {
         assert!(unacknowledged <= B::FACTS.prefetch, "{unacknowledged} are out");
     }

@@ -31,6 +31,7 @@ pub mod running;
 pub mod scheduling;
 pub mod searching;
 pub mod stopping;
+pub mod taking;
 pub mod telemetry;
 
 /// Runs every case of the store suite as a test of its own: `store_suite!(MySubject);`.
@@ -242,6 +243,12 @@ macro_rules! store_suite {
             a_spoilt_transaction_leaves_no_response,
             a_request_publishes_with_its_response,
             a_response_is_forgotten_when_its_time_is_over,
+        }
+        $crate::cases! { $subject, store_suite, taking:
+            one_lot_is_taken_ahead_and_stored_in_its_turn,
+            a_stop_stores_what_was_taken_ahead,
+            what_comes_after_messages_that_go_back_goes_back_too,
+            nothing_is_taken_ahead_from_a_source_that_is_told_to_pause,
         }
         $crate::cases! { $subject, store_suite, pausing:
             a_paused_handler_runs_nothing_until_it_is_resumed,

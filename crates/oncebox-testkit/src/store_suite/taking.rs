@@ -1,0 +1,101 @@
+//! Taking messages from a source while the last ones are stored.
+
+use std::time::Duration;
+
+use oncebox_core::{Counter, Inbox, Message, Run, Store, run};
+
+use crate::broker::{Manners, MemoryBroker};
+use crate::faults::{Fault, Faulty, How, Plan, Side};
+use crate::fixtures::{KIND, assert_once, handler, ids, keyed, numbered, start};
+use crate::subject::{Subject, recording};
+use crate::wait::until;
+
+/// What is taken at once, and so what one statement stores.
+const LOT: usize = 1000;
+
+/// A store whose first lot stands still or fails.
+fn first_lot<T: Subject>(subject: &T, how: How) -> (Plan, Inbox<Faulty<T::Store>>) {
+    let plan = Plan::with(Fault { method: "receive", call: 1, side: Side::Before, how });
+    (plan.clone(), Inbox::new(Faulty::new(subject.store(), plan)))
+}
+
+fn taking<St: Store>(inbox: &Inbox<St>, broker: &MemoryBroker) -> Run<St, ()> {
+    run(inbox.clone()).consume(broker.source("orders")).poll_every(Duration::from_millis(20))
+}
+
+fn received<St: Store>(inbox: &Inbox<St>) -> usize {
+    usize::try_from(inbox.counters().get("", Counter::Received)).unwrap()
+}
+
+/// One lot more is taken while the store is busy and no further one; nothing is acknowledged; order is kept.
+pub async fn one_lot_is_taken_ahead_and_stored_in_its_turn<T: Subject>(subject: T) {
+    let (plan, inbox) = first_lot(&subject, How::Stall);
+    let inbox = inbox.on(KIND, handler("charge", recording::<T>("charge")).ordered());
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    let messages: Vec<Message> = (0..LOT * 2 + 100).map(|n| keyed(format!("m-{n:05}"), "k")).collect();
+    broker.put(messages.clone());
+    broker.close();
+    let running = start(taking(&inbox, &broker));
+    plan.struck().await;
+    until("the next lot is taken", || async { broker.deliveries() >= 2 * LOT as u64 }).await;
+    assert_eq!((broker.deliveries(), broker.pending()), (2 * LOT as u64, messages.len()));
+    plan.heal();
+    until("the source has ended", || async { broker.signed_off() == 1 }).await;
+    assert_eq!((broker.deliveries(), broker.pending()), (messages.len() as u64, 0));
+    until("every effect is there", || async { subject.effects().await.len() == messages.len() }).await;
+    running.stop().await;
+    let applied = ids(&subject, "charge").await;
+    assert!(applied.iter().eq(messages.iter().map(|message| &message.id)), "{applied:?}");
+}
+
+/// What was taken ahead is stored when it is time to stop: it need not come again.
+pub async fn a_stop_stores_what_was_taken_ahead<T: Subject>(subject: T) {
+    let (plan, inbox) = first_lot(&subject, How::Stall);
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    broker.put(numbered(LOT + 500));
+    let running = start(taking(&inbox, &broker));
+    plan.struck().await;
+    until("the rest is taken", || async { broker.deliveries() == LOT as u64 + 500 }).await;
+    tokio::join!(running.stop(), async { plan.heal() });
+    assert_eq!((received(&inbox), broker.pending()), (LOT + 500, 0));
+}
+
+/// When messages go back because the store is away, what was taken after them must not be stored before them.
+pub async fn what_comes_after_messages_that_go_back_goes_back_too<T: Subject>(subject: T) {
+    let (plan, inbox) = first_lot(&subject, How::ErrorForEver);
+    let inbox = inbox.on(KIND, handler("charge", recording::<T>("charge")));
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    let messages = numbered(LOT + 50);
+    broker.put(messages.clone());
+    let running = start(taking(&inbox, &broker));
+    plan.struck().await;
+    until("the rest is taken", || async { broker.deliveries() == messages.len() as u64 }).await;
+    // Told to stop first, then the store works again: for the first lot that is too late.
+    tokio::join!(running.stop(), async { plan.heal() });
+    let stored = received(&inbox);
+    assert!(stored == 0 || stored >= LOT, "{stored} were stored before the first lot");
+    assert_eq!(broker.pending(), messages.len() - stored);
+    let running = start(taking(&inbox, &broker));
+    until("every effect is there", || async { subject.effects().await.len() >= messages.len() }).await;
+    running.stop().await;
+    assert_once(&subject, &messages, &["charge"]).await;
+}
+
+/// A source that is paused while its messages are stored is not asked for more.
+pub async fn nothing_is_taken_ahead_from_a_source_that_is_told_to_pause<T: Subject>(subject: T) {
+    let (plan, inbox) = first_lot(&subject, How::Stall);
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    let messages = numbered(20);
+    broker.put(messages[..10].to_vec());
+    let running = start(taking(&inbox, &broker));
+    plan.struck().await;
+    inbox.pause_source("orders");
+    broker.put(messages[10..].to_vec());
+    plan.heal();
+    until("what was in hand is stored", || async { broker.pending() == 10 }).await;
+    assert_eq!((received(&inbox), broker.deliveries()), (10, 10));
+    inbox.resume_source("orders");
+    until("the rest is stored", || async { broker.pending() == 0 }).await;
+    running.stop().await;
+    assert_eq!((received(&inbox), broker.deliveries()), (20, 20));
+}

@@ -215,6 +215,8 @@ macro_rules! store_suite {
             a_relay_holds_no_transaction_while_the_sink_works,
             a_store_that_fails_while_the_relay_sends_loses_nothing,
             what_is_leased_ahead_is_sent_once_and_in_order,
+            what_was_written_while_a_lease_is_under_way_is_not_sent_again,
+            a_store_that_is_slow_to_write_bounds_what_is_sent,
             a_lease_ahead_that_fails_is_asked_for_again,
             a_lease_of_the_outbox_counts_from_when_it_was_asked_for,
             what_a_lease_was_too_short_for_goes_before_what_was_leased_ahead,

@@ -287,13 +287,20 @@ struct Behind {
     broker: MemoryBroker,
     lease: Plan,
     keeps_order: bool,
+    /// The lease is answered as soon as the first lot is sent.
+    heals: bool,
 }
 
 impl Behind {
     /// The lease asked for while the first lot is sent.
     fn new(keeps_order: bool) -> Self {
         let second = Fault { method: "lease_outgoing", call: 2, side: Side::After, how: How::Stall };
-        Self { broker: MemoryBroker::new(1, Manners::GOOD), lease: Plan::with(second), keeps_order }
+        Self {
+            broker: MemoryBroker::new(1, Manners::GOOD),
+            lease: Plan::with(second),
+            keeps_order,
+            heals: true,
+        }
     }
 }
 
@@ -301,7 +308,9 @@ impl Sink for Behind {
     async fn send(&self, messages: &[Message]) -> Result<Vec<Result<(), SendFailure>>, Error> {
         self.lease.struck().await;
         let answers = self.broker.send(messages).await;
-        self.lease.heal();
+        if self.heals {
+            self.lease.heal();
+        }
         answers
     }
 
@@ -331,6 +340,48 @@ pub async fn what_is_leased_ahead_is_sent_once_and_in_order<T: Subject>(subject:
         assert!(inbox.store().outbox().await.unwrap().iter().all(|sink| sink.waiting == 0));
         assert_eq!(inbox.counters().get("", Counter::Sent), 40);
     }
+}
+
+/// A lease answers with what the store had when it was asked: by now that may be sent, and written down as sent.
+pub async fn what_was_written_while_a_lease_is_under_way_is_not_sent_again<T: Subject>(subject: T) {
+    let sink = Behind { heals: false, ..Behind::new(false) };
+    let plan = sink.lease.clone();
+    publish(&subject, 30, &["a", "b", ""]).await;
+    let inbox = Inbox::new(Faulty::new(subject.store(), plan.clone()));
+    let sending = run(inbox.clone()).relay(Relay::new(sink.clone()).batch(3)).drain();
+    let written = async {
+        plan.struck().await;
+        until("the first lot is written", || async { inbox.counters().get("", Counter::Sent) == 3 }).await;
+        plan.heal();
+    };
+    let (sent, ()) = tokio::join!(sending, written);
+    sent.unwrap();
+    assert_eq!(ids_sent(&sink.broker), (0..30).map(|number| format!("{number:02}")).collect::<Vec<_>>());
+    assert!(inbox.store().outbox().await.unwrap().is_empty());
+}
+
+/// A sink that is faster than the store waits for it: what is sent and not written is sent again by the next process.
+pub async fn a_store_that_is_slow_to_write_bounds_what_is_sent<T: Subject>(subject: T) {
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    publish(&subject, 99, &[""]).await;
+    let first = Fault { method: "settle_outgoing", call: 1, side: Side::Before, how: How::Stall };
+    let plan = Plan::with(first);
+    let inbox = Inbox::new(Faulty::new(subject.store(), plan.clone()));
+    let sending = run(inbox.clone()).relay(Relay::new(broker.clone()).batch(2)).drain();
+    let watching = async {
+        plan.struck().await;
+        // The first lease is one lot, the second eight.
+        until("the second lease is sent", || async { broker.sent().len() >= 18 }).await;
+        // Time enough to send everything, were nobody to wait.
+        for _ in 0..50 {
+            subject.store().outbox().await.unwrap();
+        }
+        assert_eq!(broker.sent().len(), 18);
+        plan.heal();
+    };
+    let (sent, ()) = tokio::join!(sending, watching);
+    sent.unwrap();
+    assert_eq!(ids_sent(&broker), (0..99).map(|number| format!("{number:02}")).collect::<Vec<_>>());
 }
 
 /// The sink is served all the same, and nothing is left of the lease that nobody heard of.

@@ -135,9 +135,10 @@ async fn a_backlog_is_read_alike_from_its_beginning_and_lane_by_lane() {
         let token = scratch.token();
         let leased = lease(scratch, token, 60).await;
         let seq_of = |wanted: &str| leased.iter().find(|(_, id)| id == wanted).unwrap().0;
-        let fails = sent(seq_of("004"), SendOutcome::Retry(MINUTE, "down".into()));
+        let fails = |id| sent(seq_of(id), SendOutcome::Retry(MINUTE, "down".into()));
         let dies = sent(seq_of("001"), SendOutcome::Dead("never".into()));
-        scratch.store.settle_outgoing("", token, &[fails, dies], false).await.unwrap();
+        let failed = [fails("004"), fails("008"), fails("012"), dies];
+        scratch.store.settle_outgoing("", token, &failed, false).await.unwrap();
         let theirs =
             "update {schema}.relay set token = 7, leased_until = 9000000000000000 where lane % 3 = 0";
         scratch.sql(theirs).await;

@@ -210,14 +210,10 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
     /// Calls that arrive at the same time share one statement.
     pub async fn receive(&self, messages: &[Message]) -> Result<Vec<Received>, Error> {
         self.refuse_direct("receive")?;
-        let checked = self.checked(messages)?;
+        let mut checked = self.checked(messages)?;
         // Ends with the answer.
-        let mut spans = Vec::new();
-        let ready = checked.into_iter().map(|mut message| {
-            spans.extend(self.receive_span(&mut message));
-            message
-        });
-        self.receive_ready(ready.collect()).await
+        let _spans: Vec<_> = checked.iter_mut().filter_map(|message| self.receive_span(message)).collect();
+        self.receive_ready(checked.into_iter().collect()).await
     }
 
     /// The same for messages that are checked already and have their span.
@@ -315,17 +311,14 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
     }
 
     fn checked(&self, messages: &[Message]) -> Result<Vec<Message>, Error> {
-        messages
-            .iter()
-            .map(|message| {
-                self.settings.limits.check(message)?;
-                let mut message = message.clone();
-                if message.scope.is_empty() {
-                    message.scope = DEFAULT_SCOPE.to_owned();
-                }
-                Ok(message)
-            })
-            .collect()
+        for message in messages {
+            self.settings.limits.check(message)?;
+        }
+        let mut checked = messages.to_vec();
+        for message in checked.iter_mut().filter(|message| message.scope.is_empty()) {
+            message.scope = DEFAULT_SCOPE.to_owned();
+        }
+        Ok(checked)
     }
 
     /// The kinds this process's own handlers want.

@@ -10,6 +10,10 @@ use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use serde::{Deserialize, Deserializer};
 
+/// The longest wait before a broker is tried again, unless set. With librdkafka's own ten seconds nothing may be sent for
+/// as long after a broker is back, and `message.timeout.ms` is over by then.
+const RECONNECT_MILLIS: &str = "1000";
+
 /// Where a source reads from, and how.
 ///
 /// ```
@@ -186,6 +190,7 @@ impl KafkaSourceConfig {
             .set("fetch.queue.backoff.ms", "10")
             // A connection over which nothing comes any more is given up after this.
             .set("socket.timeout.ms", "15000")
+            .set("reconnect.backoff.max.ms", RECONNECT_MILLIS)
             .set("socket.keepalive.enable", "true");
         // The newer protocol has its assignors on the broker's side and refuses this one.
         if self.properties.get("group.protocol").is_none_or(|protocol| protocol == "classic") {
@@ -234,6 +239,7 @@ impl KafkaSinkConfig {
             // The relay waits 15 s for one call, so a message is given up before that.
             .set("message.timeout.ms", "10000")
             .set("socket.timeout.ms", "8000")
+            .set("reconnect.backoff.max.ms", RECONNECT_MILLIS)
             .set("socket.keepalive.enable", "true")
             // A topic that was made a moment ago may not be known everywhere yet.
             .set("topic.metadata.propagation.max.ms", "5000")

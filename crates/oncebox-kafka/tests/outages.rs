@@ -14,6 +14,7 @@ use oncebox_core::{Message, Settle, Sink, Source};
 use oncebox_kafka::{KafkaSink, KafkaSinkConfig, KafkaSource, KafkaSourceConfig};
 use oncebox_testkit::{Proxy, until};
 use support::Plain;
+use xtask::server::StopMode;
 use xtask::tansu::PrivateTansu;
 
 const TOPIC: &str = "orders";
@@ -111,6 +112,35 @@ async fn a_sink_loses_nothing_to_broken_and_half_open_connections() {
     }
     until("all that was confirmed is there", || async {
         let taken: BTreeSet<String> = behind.plain.taken(TOPIC).into_iter().map(|taken| taken.id).collect();
+        taken.is_superset(&confirmed)
+    })
+    .await;
+}
+
+/// The broker dies again and again, mostly while a lot is under way. Only how long a message may wait is not as it is
+/// unless set: so a wait of librdkafka's own ten seconds between two attempts to connect is a failure.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sink_goes_on_soon_after_each_crash_of_the_broker() {
+    let Some(mut server) = support::own_tansu() else { return };
+    tokio::task::block_in_place(|| server.create_topic(TOPIC, 1)).unwrap();
+    let config = KafkaSinkConfig::new(&server.url(), TOPIC).property("message.timeout.ms", "7500");
+    let sink = KafkaSink::new(config).unwrap();
+    let mut confirmed = BTreeSet::new();
+    for lot in 0..9 {
+        let messages = messages(lot);
+        let crash = async {
+            // The later, the more of the lot is confirmed before.
+            tokio::time::sleep(Duration::from_millis(lot as u64 * 3)).await;
+            tokio::task::block_in_place(|| server.restart(StopMode::Immediate)).unwrap();
+        };
+        let (_, ()) = tokio::join!(sink.send(&messages), crash);
+        let answers = sink.send(&messages).await.unwrap();
+        assert!(answers.iter().all(Result::is_ok), "lot {lot}: {answers:?}");
+        confirmed.extend(messages.into_iter().map(|message| message.id));
+    }
+    let plain = Plain::new(&server.url());
+    until("all that was confirmed is there", || async {
+        let taken: BTreeSet<String> = plain.taken(TOPIC).into_iter().map(|taken| taken.id).collect();
         taken.is_superset(&confirmed)
     })
     .await;

@@ -263,34 +263,29 @@ impl<R> Batch<R> {
         St: Store,
         S: Clone + Send + Sync + 'static,
     {
-        self.receipts.reserve(incoming.len());
-        for Incoming { message, receipt, fault } in incoming {
-            self.receipts.push(receipt);
-            self.messages.add(inbox, source, message, fault);
-        }
-    }
-}
-
-impl Messages {
-    fn add<St, S>(&mut self, inbox: &Inbox<St, S>, source: &str, mut message: Message, fault: Option<String>)
-    where
-        St: Store,
-        S: Clone + Send + Sync + 'static,
-    {
-        if message.scope.is_empty() {
-            message.scope = source.to_owned();
-        }
-        let fault =
-            fault.or_else(|| inbox.settings.limits.check(&message).err().map(|error| error.to_string()));
-        self.is_good.push(fault.is_none());
-        self.bytes += message.payload.len();
-        match (fault, &mut self.good) {
-            (Some(fault), _) => self.unreadable.push(Unreadable::new(message, fault)),
-            (None, Good::Stored(ready, spans)) => {
-                spans.extend(inbox.receive_span(&mut message));
-                ready.push(message);
+        let Self { receipts, messages: Messages { good, unreadable, is_good, bytes } } = self;
+        receipts.reserve(incoming.len());
+        let mut readable = Vec::with_capacity(incoming.len());
+        for Incoming { mut message, receipt, fault } in incoming {
+            receipts.push(receipt);
+            if message.scope.is_empty() {
+                message.scope = source.to_owned();
             }
-            (None, Good::Inline(messages)) => messages.push(message),
+            let fault =
+                fault.or_else(|| inbox.settings.limits.check(&message).err().map(|error| error.to_string()));
+            is_good.push(fault.is_none());
+            *bytes += message.payload.len();
+            match fault {
+                None => readable.push(message),
+                Some(fault) => unreadable.push(Unreadable::new(message, fault)),
+            }
+        }
+        match good {
+            Good::Stored(ready, spans) => {
+                spans.extend(readable.iter_mut().filter_map(|message| inbox.receive_span(message)));
+                ready.extend(readable.into_iter());
+            }
+            Good::Inline(messages) => messages.extend(readable),
         }
     }
 }

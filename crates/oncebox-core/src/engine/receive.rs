@@ -1,6 +1,6 @@
 //! Receives messages: calls that arrive at the same time share one statement and one commit.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -67,15 +67,25 @@ pub(crate) struct Ready {
 }
 
 impl Ready {
-    pub(crate) fn push(&mut self, message: Message) {
-        let fits = self.chunks.last().is_some_and(|chunk| chunk.len() < MOST_MESSAGES);
-        if !fits || self.bytes >= MOST_BYTES {
-            self.chunks.push(Arc::default());
-            self.bytes = 0;
-        }
-        self.bytes += message.payload.len();
-        if let Some(chunk) = self.chunks.last_mut() {
-            Arc::make_mut(chunk).push(Arrival::new(message));
+    pub(crate) fn extend(&mut self, messages: impl Iterator<Item = Message>) {
+        let mut messages = messages.peekable();
+        while messages.peek().is_some() {
+            let fits = self.chunks.last().is_some_and(|chunk| chunk.len() < MOST_MESSAGES);
+            if !fits || self.bytes >= MOST_BYTES {
+                self.chunks.push(Arc::default());
+                self.bytes = 0;
+            }
+            let Some(chunk) = self.chunks.last_mut() else { return };
+            let chunk = Arc::make_mut(chunk);
+            let room = MOST_MESSAGES - chunk.len();
+            chunk.reserve(messages.size_hint().0.min(room));
+            for message in messages.by_ref().take(room) {
+                self.bytes += message.payload.len();
+                chunk.push(Arrival::new(message));
+                if self.bytes >= MOST_BYTES {
+                    break;
+                }
+            }
         }
     }
 
@@ -88,9 +98,7 @@ impl Ready {
 impl FromIterator<Message> for Ready {
     fn from_iter<I: IntoIterator<Item = Message>>(messages: I) -> Self {
         let mut ready = Self::default();
-        for message in messages {
-            ready.push(message);
-        }
+        ready.extend(messages.into_iter());
         ready
     }
 }
@@ -317,8 +325,9 @@ impl Joined {
 }
 
 fn is_distinct(arrivals: &[Arrival]) -> bool {
-    let mut known = HashSet::with_capacity(arrivals.len());
-    arrivals.iter().all(|arrival| known.insert(arrival.identity))
+    let mut identities: Vec<[u8; 16]> = arrivals.iter().map(|arrival| arrival.identity).collect();
+    identities.sort_unstable();
+    identities.windows(2).all(|pair| pair[0] != pair[1])
 }
 
 /// How a message relates to the first one of its identity in the same statement.

@@ -15,4 +15,4 @@ pub(crate) use client::{Plain, delivery};
 pub(crate) use mock::Mock;
 pub(crate) use sqlite::SqliteSubject;
 pub(crate) use subject::{MockSubject, TansuSubject};
-pub(crate) use tansu::tansu_behind;
+pub(crate) use tansu::{start as own_tansu, tansu_behind};

@@ -20,9 +20,12 @@ fresh as (
 ),
 appended as (
     insert into {schema}.log (lane, seq, identity, scope, id, kind, key, headers, payload, not_before, received_at)
-    select a.lane, head.base + a.ordinal, a.identity, coalesce(a.scope, ($6::text[])[1]), a.id,
-        coalesce(a.kind, ($8::text[])[1]), a.key, coalesce(a.headers, ($10::text[])[1]), a.payload, a.not_before, head.now
-    from (select base, now from head limit 1) as head
+    select a.lane, head.base + a.ordinal, a.identity, coalesce(a.scope, head.scope), a.id,
+        coalesce(a.kind, head.kind), a.key, coalesce(a.headers, head.headers), a.payload, a.not_before, head.now
+    from (
+        select base, now, ($6::text[])[1] as scope, ($8::text[])[1] as kind, ($10::text[])[1] as headers
+        from head limit 1
+    ) as head
     cross join unnest(
         $2::uuid[], $4::smallint[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::bytea[]
     ) with ordinality as a (identity, lane, not_before, scope, id, kind, key, headers, payload, ordinal)

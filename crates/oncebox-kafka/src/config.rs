@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 
 /// The longest wait before a broker is tried again, unless set. With librdkafka's own ten seconds nothing may be sent for
 /// as long after a broker is back, and `message.timeout.ms` is over by then.
-const RECONNECT_MILLIS: &str = "1000";
+const RECONNECT_MILLIS: u64 = 1000;
 
 /// Where a source reads from, and how.
 ///
@@ -190,7 +190,7 @@ impl KafkaSourceConfig {
             .set("fetch.queue.backoff.ms", "10")
             // A connection over which nothing comes any more is given up after this.
             .set("socket.timeout.ms", "15000")
-            .set("reconnect.backoff.max.ms", RECONNECT_MILLIS)
+            .set("reconnect.backoff.max.ms", reconnect_millis(&self.properties))
             .set("socket.keepalive.enable", "true");
         // The newer protocol has its assignors on the broker's side and refuses this one.
         if self.properties.get("group.protocol").is_none_or(|protocol| protocol == "classic") {
@@ -239,7 +239,7 @@ impl KafkaSinkConfig {
             // The relay waits 15 s for one call, so a message is given up before that.
             .set("message.timeout.ms", "10000")
             .set("socket.timeout.ms", "8000")
-            .set("reconnect.backoff.max.ms", RECONNECT_MILLIS)
+            .set("reconnect.backoff.max.ms", reconnect_millis(&self.properties))
             .set("socket.keepalive.enable", "true")
             // A topic that was made a moment ago may not be known everywhere yet.
             .set("topic.metadata.propagation.max.ms", "5000")
@@ -259,6 +259,12 @@ impl KafkaSinkConfig {
         add_properties(&mut client, &self.properties, &ours)?;
         checked(client)
     }
+}
+
+/// The shortest wait may be set to more, and the longest must not be less.
+fn reconnect_millis(properties: &BTreeMap<String, String>) -> String {
+    let shortest = properties.get("reconnect.backoff.ms").and_then(|millis| millis.parse().ok());
+    shortest.unwrap_or(0).max(RECONNECT_MILLIS).to_string()
 }
 
 impl fmt::Debug for KafkaSourceConfig {
@@ -461,6 +467,18 @@ mod tests {
         let client = config.client().unwrap();
         assert_eq!((client.get("acks"), client.get("linger.ms")), (Some("all"), Some("1")));
         assert_eq!(client.get("enable.idempotence"), Some("true"));
+    }
+
+    #[test]
+    fn a_longer_wait_between_connections_can_be_set() {
+        for (shortest, longest) in [("100", "1000"), ("2000", "2000")] {
+            let sink = KafkaSinkConfig::new("b:1", "t").property("reconnect.backoff.ms", shortest);
+            let source = KafkaSourceConfig::new("b:1", "t").property("reconnect.backoff.ms", shortest);
+            for client in [sink.client().unwrap(), source.client().unwrap()] {
+                assert_eq!(client.get("reconnect.backoff.max.ms"), Some(longest));
+                client.create::<rdkafka::producer::BaseProducer>().unwrap();
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The messages a source holds: arrived and not yet handed over, or handed over and not yet settled.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,6 +9,9 @@ use async_nats::Subject;
 use oncebox_core::mapping::Mapped;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+/// Numbers count on from session to session: what an old one has handed over must not stand for what a new one holds.
+static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// A message that waits to be handed over.
 #[derive(Debug)]
@@ -43,7 +47,6 @@ struct State {
     waiting: VecDeque<Waiting>,
     held: HashMap<u64, One>,
     bytes: usize,
-    last: u64,
     ended: Option<String>,
 }
 
@@ -66,9 +69,8 @@ impl Held {
         let now = Instant::now();
         let mut state = self.state();
         for (reply, bytes, mapped) in arrived {
-            state.last += 1;
             state.bytes += bytes;
-            let number = state.last;
+            let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
             state.held.insert(number, One { reply: reply.clone(), bytes, marked_at: now });
             state.waiting.push_back(Waiting { number, reply, mapped });
         }
@@ -127,5 +129,35 @@ impl Held {
         drop(state);
         self.arrived.notify_one();
         left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oncebox_core::mapping::Delivered;
+
+    use super::*;
+    use crate::config::default_mapping;
+
+    fn arrived() -> (Subject, usize, Mapped) {
+        (Subject::from("reply"), 10, default_mapping().read(Delivered::default()))
+    }
+
+    fn numbers(held: &Held) -> Vec<u64> {
+        match held.take(10) {
+            Taken::Some(waiting) => waiting.into_iter().map(|waiting| waiting.number).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_an_old_session_has_handed_over_frees_no_place_of_a_new_one() {
+        let (old, new) = (Held::default(), Held::default());
+        old.add(vec![arrived(), arrived()]);
+        new.add(vec![arrived(), arrived()]);
+        new.forget(numbers(&old).into_iter());
+        assert_eq!(new.size(), (2, 20));
+        new.forget(numbers(&new).into_iter());
+        assert_eq!(new.size(), (0, 0));
     }
 }

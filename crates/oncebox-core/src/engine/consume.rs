@@ -104,6 +104,8 @@ pub(crate) async fn consume<St, S, R>(
         let Batch { receipts, messages } = batch;
         // Handlers take their time, and messages in hand are messages that nobody else gets.
         let mut reads_ahead = mode == Mode::Stored && Instant::now() < lag_at;
+        // What the source answered after these comes first.
+        reads_ahead &= ahead.then.is_none();
         reads_ahead &= !*stop.borrow() && !paused.borrow_and_update().contains(&name);
         let mut stopping = stop.clone();
         let (stored, is_stored) = oneshot::channel::<()>();
@@ -126,11 +128,12 @@ pub(crate) async fn consume<St, S, R>(
             }
         };
         let (settled, ()) = tokio::join!(storing, meanwhile);
-        if settled.contains(&Settle::Return) {
+        let go_back = settled.contains(&Settle::Return);
+        untold.extend(receipts.into_iter().zip(settled));
+        if go_back {
             // They come again, so what is behind them must not be stored before them.
             untold.extend(ahead.give_back());
         }
-        untold.extend(receipts.into_iter().zip(settled));
         if ahead.batch.is_empty() {
             tell(&name, source, std::mem::take(&mut untold)).await;
         }

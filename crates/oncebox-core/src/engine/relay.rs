@@ -230,7 +230,9 @@ impl<'a, St: Store, S: Send + Sync, K: Sink> Meanwhile<'a, St, S, K> {
                 lease(self.inbox, relay, self.token, limit).await?
             }
         };
-        self.in_hand.extend(leased.due.iter().map(|outgoing| outgoing.seq));
+        // Those that cannot be read are dead before the next lease is asked for.
+        let readable = leased.due.iter().filter(|outgoing| outgoing.unreadable.is_none());
+        self.in_hand.extend(readable.map(|outgoing| outgoing.seq));
         Ok(leased)
     }
 

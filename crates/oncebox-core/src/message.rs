@@ -41,7 +41,8 @@ pub struct Message {
     pub key: Option<String>,
     /// Names and values, in order, byte by byte as they came.
     pub headers: Headers,
-    /// The body, byte by byte as it came.
+    /// The body, byte by byte as it came. It may be a part of a larger piece of memory, with other messages: copy what is
+    /// to be kept for long.
     pub payload: Bytes,
     /// Not handled (or, in the outbox, not sent) before this time of the database's clock.
     pub not_before: Option<Timestamp>,

@@ -126,9 +126,9 @@ async fn a_backlog_is_read_alike_from_its_beginning_and_lane_by_lane() {
     common::with_store(async |scratch| {
         let far = "2200-01-01T00:00:00Z".parse().unwrap();
         let mixed = |n: usize| match message(format!("{n:03}")) {
-            one if n % 5 == 0 => one.to("mail"),
-            one if n % 11 == 0 => one.not_before(far),
-            one if n % 4 == 0 => one.key(format!("key-{}", n % 3)),
+            one if n.is_multiple_of(5) => one.to("mail"),
+            one if n.is_multiple_of(11) => one.not_before(far),
+            one if n.is_multiple_of(4) => one.key(format!("key-{}", n % 3)),
             one => one,
         };
         publish(scratch, &(0..400).map(mixed).collect::<Vec<_>>()).await;

@@ -8,11 +8,11 @@ const NONE: u32 = u32::MAX;
 
 /// Messages as the log has them, which does not know of sinks.
 ///
-/// A payload or a header may be a small part of a large buffer; its copy here is not.
+/// A payload or a header may be a small part of a large buffer; its copy here is part of a buffer of these messages only.
 #[derive(Debug)]
 pub(crate) struct Packed {
     texts: String,
-    bytes: Vec<u8>,
+    bytes: Bytes,
     /// Of each message in turn: kind, scope, id, key, payload, how many headers, and name and value of each.
     lengths: Vec<u32>,
     places: Vec<Place>,
@@ -48,34 +48,17 @@ impl Packed {
         if size > most.min(NONE as usize - 1) {
             return None;
         }
-        let mut packed = Self {
+        let mut packing = Packing {
             texts: String::with_capacity(texts),
             bytes: Vec::with_capacity(bytes),
             lengths: Vec::with_capacity(lengths),
             places: Vec::with_capacity(messages.len()),
         };
         for message in messages {
-            packed.push(message);
+            packing.push(message);
         }
-        Some(packed)
-    }
-
-    fn push(&mut self, message: &Message) {
-        let Self { texts, bytes, lengths, places } = self;
-        places.push(Place { text: texts.len(), byte: bytes.len(), length: lengths.len() });
-        for text in [&message.kind, &message.scope, &message.id] {
-            texts.push_str(text);
-            lengths.push(text.len() as u32);
-        }
-        texts.push_str(message.key.as_deref().unwrap_or_default());
-        lengths.push(message.key.as_ref().map_or(NONE, |key| key.len() as u32));
-        bytes.extend_from_slice(&message.payload);
-        lengths.extend([message.payload.len() as u32, message.headers.len() as u32]);
-        for (name, value) in message.headers.iter() {
-            texts.push_str(name);
-            bytes.extend_from_slice(value);
-            lengths.extend([name.len() as u32, value.len() as u32]);
-        }
+        let Packing { texts, bytes, lengths, places } = packing;
+        Some(Self { texts, bytes: bytes.into(), lengths, places })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -103,25 +86,54 @@ impl Packed {
             }
             _ => Some(reader.text().to_owned()),
         };
-        let mut message = Message::with_id(id, kind, Bytes::copy_from_slice(reader.bytes()));
+        let mut message = Message::with_id(id, kind, reader.bytes());
         message.scope = scope.to_owned();
         message.key = key;
         for _ in 0..reader.length() {
-            message.headers.push(reader.text(), Bytes::copy_from_slice(reader.bytes()));
+            message.headers.push(reader.text(), reader.bytes());
         }
         message
     }
 
     fn reader(&self, index: usize) -> Reader<'_> {
         let Place { text, byte, length } = self.places[index];
-        Reader { texts: &self.texts[text..], bytes: &self.bytes[byte..], lengths: &self.lengths[length..] }
+        Reader { texts: &self.texts[text..], bytes: &self.bytes, byte, lengths: &self.lengths[length..] }
+    }
+}
+
+struct Packing {
+    texts: String,
+    bytes: Vec<u8>,
+    lengths: Vec<u32>,
+    places: Vec<Place>,
+}
+
+impl Packing {
+    fn push(&mut self, message: &Message) {
+        let Self { texts, bytes, lengths, places } = self;
+        places.push(Place { text: texts.len(), byte: bytes.len(), length: lengths.len() });
+        for text in [&message.kind, &message.scope, &message.id] {
+            texts.push_str(text);
+            lengths.push(text.len() as u32);
+        }
+        texts.push_str(message.key.as_deref().unwrap_or_default());
+        lengths.push(message.key.as_ref().map_or(NONE, |key| key.len() as u32));
+        bytes.extend_from_slice(&message.payload);
+        lengths.extend([message.payload.len() as u32, message.headers.len() as u32]);
+        for (name, value) in message.headers.iter() {
+            texts.push_str(name);
+            bytes.extend_from_slice(value);
+            lengths.extend([name.len() as u32, value.len() as u32]);
+        }
     }
 }
 
 /// What comes next.
 struct Reader<'a> {
     texts: &'a str,
-    bytes: &'a [u8],
+    bytes: &'a Bytes,
+    /// Where the next bytes begin.
+    byte: usize,
     lengths: &'a [u32],
 }
 
@@ -138,10 +150,10 @@ impl<'a> Reader<'a> {
         text
     }
 
-    fn bytes(&mut self) -> &'a [u8] {
-        let (bytes, rest) = self.bytes.split_at(self.length());
-        self.bytes = rest;
-        bytes
+    fn bytes(&mut self) -> Bytes {
+        let from = self.byte;
+        self.byte += self.length();
+        self.bytes.slice(from..self.byte)
     }
 }
 

@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn messages_come_out_as_they_went_in() {
-        let mut all = vec![
+        let mut all = [
             Message::with_id("", "", ""),
             Message::with_id("1", "order.placed", "body").key("").header("a", "").header("", "b"),
             Message::with_id("ü", "k", vec![0, 255, 10]).key("ключ").header("n", vec![0xff]).header("n", "2"),

@@ -106,7 +106,8 @@ impl BrokerSubject for NatsSubject {
 
     fn source(&self, at: SocketAddr, mapping: Option<Mapping>) -> NatsSource {
         let mut config = NatsSourceConfig::new(format!("nats://{at}"), self.queue(), "oncebox")
-            .return_delay(Duration::from_millis(100));
+            .return_delay(Duration::from_millis(100))
+            .prefetch(Self::FACTS.prefetch);
         if let Some(mapping) = mapping {
             config = config.mapping(mapping);
         }

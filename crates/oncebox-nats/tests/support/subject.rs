@@ -107,7 +107,7 @@ impl BrokerSubject for NatsSubject {
     fn source(&self, at: SocketAddr, mapping: Option<Mapping>) -> NatsSource {
         let mut config = NatsSourceConfig::new(format!("nats://{at}"), self.queue(), "oncebox")
             .return_delay(Duration::from_millis(100))
-            .prefetch(Self::FACTS.prefetch);
+            .prefetch(2000);
         if let Some(mapping) = mapping {
             config = config.mapping(mapping);
         }

@@ -154,7 +154,7 @@ impl<R> Default for Ahead<R> {
 }
 
 impl<R> Ahead<R> {
-    /// Asks the source again and again, until it is enough; as many as it handed over at once would fit as well.
+    /// Asks the source again and again, until one lot is full, it has no more to say, or `enough` is done.
     async fn read<St, S>(
         &mut self,
         inbox: &Inbox<St, S>,

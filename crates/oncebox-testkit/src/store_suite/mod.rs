@@ -250,6 +250,7 @@ macro_rules! store_suite {
             one_lot_is_taken_ahead_and_stored_in_its_turn,
             a_stop_stores_what_was_taken_ahead,
             what_comes_after_messages_that_go_back_goes_back_too,
+            an_error_while_messages_are_taken_ahead_is_told_in_its_turn,
             nothing_is_taken_ahead_from_a_source_that_is_told_to_pause,
         }
         $crate::cases! { $subject, store_suite, pausing:

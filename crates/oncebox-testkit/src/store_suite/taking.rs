@@ -1,12 +1,13 @@
 //! Taking messages from a source while the last ones are stored.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use oncebox_core::{Counter, Inbox, Message, Run, Store, run};
+use oncebox_core::{Counter, Error, ErrorKind, Inbox, Incoming, Message, Run, Settle, Source, Store, run};
 
-use crate::broker::{Manners, MemoryBroker};
+use crate::broker::{Manners, MemoryBroker, MemorySource};
 use crate::faults::{Fault, Faulty, How, Plan, Side};
-use crate::fixtures::{KIND, assert_once, handler, ids, keyed, numbered, start};
+use crate::fixtures::{KIND, assert_once, handler, ids, keyed, message, numbered, start};
 use crate::subject::{Subject, recording};
 use crate::wait::until;
 
@@ -79,6 +80,68 @@ pub async fn what_comes_after_messages_that_go_back_goes_back_too<T: Subject>(su
     until("every effect is there", || async { subject.effects().await.len() >= messages.len() }).await;
     running.stop().await;
     assert_once(&subject, &messages, &["charge"]).await;
+}
+
+/// A source that fails once, after two lots, and notes whether that was told before it is asked again.
+struct FailsOnce<F> {
+    source: MemorySource,
+    answers: usize,
+    is_told: F,
+    was_told: Arc<OnceLock<bool>>,
+}
+
+impl<F: Fn() -> bool + Send + Sync + 'static> Source for FailsOnce<F> {
+    type Receipt = u64;
+
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    async fn next(&mut self, most: usize) -> Result<Vec<Incoming<u64>>, Error> {
+        match self.answers {
+            0 | 1 => {
+                let answer = self.source.next(most).await;
+                self.answers += 1;
+                answer
+            }
+            2 => {
+                self.answers += 1;
+                Err(Error::new(ErrorKind::Unavailable, "the connection was lost"))
+            }
+            _ => {
+                self.was_told.get_or_init(&self.is_told);
+                self.source.next(most).await
+            }
+        }
+    }
+
+    async fn settle(&mut self, settled: Vec<(u64, Settle)>) -> Result<(), Error> {
+        self.source.settle(settled).await
+    }
+}
+
+/// An error comes after what was taken before it, and is told before the source is asked again.
+pub async fn an_error_while_messages_are_taken_ahead_is_told_in_its_turn<T: Subject>(subject: T) {
+    let (plan, inbox) = first_lot(&subject, How::Stall);
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    let was_told = Arc::new(OnceLock::new());
+    let of_status = inbox.clone();
+    let source = FailsOnce {
+        source: broker.source("orders"),
+        answers: 0,
+        is_told: move || of_status.sources().iter().any(|status| status.error.is_some()),
+        was_told: was_told.clone(),
+    };
+    broker.put(numbered(10));
+    let running = start(run(inbox.clone()).consume(source));
+    plan.struck().await;
+    broker.put((10..20).map(|number| message(format!("m-{number:03}"))));
+    until("the next lot is taken", || async { broker.deliveries() == 20 }).await;
+    plan.heal();
+    until("both lots are stored", || async { received(&inbox) == 20 && broker.pending() == 0 }).await;
+    until("it is asked again", || async { was_told.get().is_some() }).await;
+    running.stop().await;
+    assert_eq!(was_told.get(), Some(&true));
 }
 
 /// A source that is paused while its messages are stored is not asked for more.

@@ -1,7 +1,13 @@
-//! The broker suite of the test kit, on RabbitMQ.
+//! The broker suite of the test kit, on RabbitMQ with either kind of queue.
 
 #[path = "../../oncebox-sqlite/tests/support/mod.rs"]
 mod sqlite;
 mod support;
 
-oncebox_testkit::broker_suite!(support::RabbitmqSubject, sqlite::SqliteSubject);
+mod classic {
+    oncebox_testkit::broker_suite!(super::support::Classic, super::sqlite::SqliteSubject);
+}
+
+mod quorum {
+    oncebox_testkit::broker_suite!(super::support::Quorum, super::sqlite::SqliteSubject);
+}

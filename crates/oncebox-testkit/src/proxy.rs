@@ -21,12 +21,13 @@ pub struct Proxy {
 }
 
 /// What happens to connections: those made before the last cut are closed, those made before the last freeze carry
-/// nothing any more.
+/// nothing any more, and new ones may be refused.
 #[derive(Debug, Clone, Copy, Default)]
 struct Weather {
     born: u64,
     cut_before: u64,
     frozen_before: u64,
+    refusing: bool,
 }
 
 impl Proxy {
@@ -56,11 +57,14 @@ impl Proxy {
         let counted = withheld.clone();
         let accepting = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let mut number = 0;
+                let (mut number, mut refused) = (0, false);
                 sky.send_modify(|weather| {
                     weather.born += 1;
-                    number = weather.born;
+                    (number, refused) = (weather.born, weather.refusing);
                 });
+                if refused {
+                    continue;
+                }
                 tokio::spawn(carry(client, server, number, sky.subscribe(), counted.clone()));
             }
         });
@@ -72,7 +76,7 @@ impl Proxy {
         self.address
     }
 
-    /// How many connections were made so far.
+    /// How many connections were made so far, with those that were refused.
     pub fn connections(&self) -> u64 {
         self.weather.borrow().born
     }
@@ -85,6 +89,19 @@ impl Proxy {
     /// Leaves every connection there is open but carries nothing any more, in neither direction; new ones work.
     pub fn freeze(&self) {
         self.weather.send_modify(|weather| weather.frozen_before = weather.born);
+    }
+
+    /// Closes every connection there is, and each new one at once, as if the server were away.
+    pub fn refuse(&self) {
+        self.weather.send_modify(|weather| {
+            weather.refusing = true;
+            weather.cut_before = weather.born;
+        });
+    }
+
+    /// Ends [`Proxy::refuse`]: new connections work again.
+    pub fn admit(&self) {
+        self.weather.send_modify(|weather| weather.refusing = false);
     }
 
     /// How many bytes clients have sent over frozen connections so far, none of which were carried on.
@@ -199,5 +216,15 @@ mod tests {
         fresh.write_all(b"yo").await.unwrap();
         fresh.read_exact(&mut buffer).await.unwrap();
         assert_eq!((&buffer, proxy.connections()), (b"yo", 3));
+
+        proxy.refuse();
+        assert_eq!(fresh.read(&mut buffer).await.unwrap_or(0), 0, "it is closed");
+        let mut refused = TcpStream::connect(proxy.address()).await.unwrap();
+        assert_eq!(refused.read(&mut buffer).await.unwrap_or(0), 0, "it is closed at once");
+        proxy.admit();
+        let mut admitted = TcpStream::connect(proxy.address()).await.unwrap();
+        admitted.write_all(b"ok").await.unwrap();
+        admitted.read_exact(&mut buffer).await.unwrap();
+        assert_eq!((&buffer, proxy.connections()), (b"ok", 5));
     }
 }

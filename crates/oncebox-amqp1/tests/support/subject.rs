@@ -140,6 +140,10 @@ impl BrokerSubject for Amqp1Subject {
         self.send("queue", deliveries).await;
     }
 
+    fn route(&self) -> String {
+        self.queue("queue")
+    }
+
     async fn taken(&self) -> Vec<Message> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         // When it has come round, so has everything before it.

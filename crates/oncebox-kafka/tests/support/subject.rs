@@ -124,6 +124,10 @@ macro_rules! common {
             self.place.plain.put(&self.place.queue, None, deliveries).await;
         }
 
+        fn route(&self) -> String {
+            self.place.queue.clone()
+        }
+
         async fn taken(&self) -> Vec<Message> {
             self.place.plain.taken(&self.place.destination)
         }

@@ -140,6 +140,10 @@ impl BrokerSubject for MosquittoSubject {
         self.publish(&packets).await;
     }
 
+    fn route(&self) -> String {
+        format!("{}/queue", self.name)
+    }
+
     async fn taken(&self) -> Vec<Message> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         // When it has come round, so has everything before it.

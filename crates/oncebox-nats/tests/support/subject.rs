@@ -154,6 +154,10 @@ impl BrokerSubject for NatsSubject {
         }
     }
 
+    fn route(&self) -> String {
+        format!("{}.put", self.queue())
+    }
+
     async fn taken(&self) -> Vec<Message> {
         let Ok(messages) = self.plain.messages(&self.destination()).await else { return Vec::new() };
         let read = |taken: async_nats::jetstream::Message| {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 pub use plain::Plain;
-pub use subject::RabbitmqSubject;
+pub use subject::{Classic, Quorum};
 use xtask::rabbitmq::PrivateRabbitmq;
 
 /// The server that the tests of this process share; `None` when RabbitMQ is not installed.

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lapin::types::AMQPValue;
 use oncebox_core::Message;
 use oncebox_core::mapping::{Delivered, ID_HEADER, KEY_HEADER, Mapping};
 use oncebox_rabbitmq::{RabbitmqSink, RabbitmqSinkConfig, RabbitmqSource, RabbitmqSourceConfig, RoutingKey};
@@ -17,8 +18,13 @@ use super::{fresh_name, own_server, shared_server};
 
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
+/// With classic queues.
+pub type Classic = RabbitmqSubject<false>;
+/// With quorum queues.
+pub type Quorum = RabbitmqSubject<true>;
+
 /// A queue and a destination, which is a queue too, of their own.
-pub struct RabbitmqSubject {
+pub struct RabbitmqSubject<const QUORUM: bool> {
     server: Server,
     port: u16,
     queue: String,
@@ -31,13 +37,15 @@ enum Server {
     Own(Box<Option<PrivateRabbitmq>>),
 }
 
-impl RabbitmqSubject {
+impl<const QUORUM: bool> RabbitmqSubject<QUORUM> {
     async fn on(server: Server, port: u16) -> Self {
         let (queue, destination) = (fresh_name("queue"), fresh_name("destination"));
         let subject = Self { server, port, queue, destination, taken: Mutex::default() };
         let plain = subject.plain().await.unwrap();
-        plain.create_queue(&subject.queue, &[]).await;
-        plain.create_queue(&subject.destination, &[]).await;
+        let kind = if QUORUM { "quorum" } else { "classic" };
+        for queue in [&subject.queue, &subject.destination] {
+            plain.create_queue(queue, &[("x-queue-type", AMQPValue::LongString(kind.into()))]).await;
+        }
         subject
     }
 
@@ -70,15 +78,36 @@ impl RabbitmqSubject {
         Ok(())
     }
 
-    /// A column of `rabbitmqctl list_queues` for our queue.
-    async fn count(&self, column: &'static str) -> Option<u64> {
+    /// How many messages our queue holds, and how many of them are delivered.
+    async fn counts(&self) -> Option<(u64, u64)> {
         let Server::Shared(server) = &self.server else { return None };
         let (server, queue) = (server.clone(), self.queue.clone());
-        let listing = move || server.control(&["list_queues", "--silent", "name", column]).unwrap();
-        let listing = tokio::task::spawn_blocking(listing).await.unwrap();
-        let line = listing.lines().find_map(|line| line.strip_prefix(&format!("{queue}\t"))).unwrap();
-        Some(line.trim().parse().unwrap())
+        let ask = if QUORUM { quorum_counts } else { classic_counts };
+        Some(tokio::task::spawn_blocking(move || ask(&server, &queue)).await.unwrap())
     }
+}
+
+fn classic_counts(server: &PrivateRabbitmq, queue: &str) -> (u64, u64) {
+    let columns = ["name", "messages", "messages_unacknowledged"];
+    let listing = server.control(&[&["list_queues", "--silent"], &columns[..]].concat()).unwrap();
+    let line = listing.lines().find_map(|line| line.strip_prefix(&format!("{queue}\t"))).unwrap();
+    two_numbers(line.split('\t'))
+}
+
+/// The listing says of a quorum queue what was true seconds ago, so its leader is asked.
+fn quorum_counts(server: &PrivateRabbitmq, queue: &str) -> (u64, u64) {
+    let expression = format!(
+        "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>)), \
+         {{ok, O, _}} = ra:consistent_query(amqqueue:get_pid(Q), fun rabbit_fifo:overview/1), \
+         {{maps:get(num_messages, O), maps:get(num_checked_out, O)}}."
+    );
+    let answer = server.control(&["eval", &expression]).unwrap();
+    two_numbers(answer.trim().trim_matches(['{', '}']).split(','))
+}
+
+fn two_numbers<'a>(words: impl Iterator<Item = &'a str>) -> (u64, u64) {
+    let numbers: Vec<u64> = words.map(|word| word.trim().parse().unwrap()).collect();
+    (numbers[0], numbers[1])
 }
 
 fn url(at: SocketAddr) -> String {
@@ -91,6 +120,10 @@ fn read(delivery: lapin::message::Delivery) -> Message {
     let mut message = Message::new(properties.kind().as_ref().unwrap().as_str(), delivery.data);
     message.id = properties.message_id().as_ref().unwrap().as_str().to_owned();
     for (name, value) in properties.headers().iter().flatten() {
+        // Quorum queues add it to everything they deliver.
+        if name.as_str() == "x-delivery-count" {
+            continue;
+        }
         let value = value.as_long_string().unwrap().as_bytes().to_vec();
         match name.as_str() {
             KEY_HEADER => message.key = Some(String::from_utf8(value).unwrap()),
@@ -100,13 +133,13 @@ fn read(delivery: lapin::message::Delivery) -> Message {
     message
 }
 
-impl BrokerSubject for RabbitmqSubject {
+impl<const QUORUM: bool> BrokerSubject for RabbitmqSubject<QUORUM> {
     type Source = RabbitmqSource;
     type Sink = RabbitmqSink;
 
     const FACTS: BrokerFacts = BrokerFacts {
         ordered: true,
-        longest_id: 512,
+        longest_id: 65_535,
         binary_ids: false,
         binary_headers: true,
         repeated_headers: true,
@@ -183,6 +216,10 @@ impl BrokerSubject for RabbitmqSubject {
         }
     }
 
+    fn route(&self) -> String {
+        self.queue.clone()
+    }
+
     async fn taken(&self) -> Vec<Message> {
         let mut taken = self.taken.lock().await;
         while self.collect(&mut taken).await.is_err() {
@@ -192,11 +229,11 @@ impl BrokerSubject for RabbitmqSubject {
     }
 
     async fn pending(&self) -> Option<u64> {
-        self.count("messages").await
+        Some(self.counts().await?.0)
     }
 
     async fn unacknowledged(&self) -> Option<u64> {
-        self.count("messages_unacknowledged").await
+        Some(self.counts().await?.1)
     }
 
     async fn restart(&mut self, how: Restart) {

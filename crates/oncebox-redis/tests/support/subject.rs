@@ -123,6 +123,10 @@ impl BrokerSubject for RedisSubject {
         }
     }
 
+    fn route(&self) -> String {
+        self.queue.clone()
+    }
+
     async fn taken(&self) -> Vec<Message> {
         let entries = self.plain.entries(&self.destination).await.unwrap_or_default();
         let read = |fields: super::plain::Fields| {

@@ -58,6 +58,7 @@ macro_rules! broker_suite {
             parts_are_read_from_json,
             parts_are_read_from_cloud_events,
             parts_are_read_from_route_and_hash,
+            equal_payloads_have_one_hash,
             ids_are_read_from_the_brokers_own_place,
         }
         $crate::broker_cases! { $broker, $store, create, round_trip:
@@ -90,7 +91,9 @@ macro_rules! broker_suite {
         $crate::broker_cases! { $broker, $store, create, outages:
             a_cut_connection_of_a_source_is_made_again,
             a_half_open_connection_of_a_source_is_noticed,
+            an_outage_is_shown_and_ends_by_itself,
             a_sink_loses_nothing_to_broken_connections,
+            what_is_not_confirmed_stays_in_the_outbox,
         }
         $crate::broker_cases! { $broker, $store, create_alone, outages:
             a_restart_of_the_broker_loses_and_doubles_nothing,

@@ -1,7 +1,9 @@
 //! Connections that break and servers that restart, under load: nothing lost, nothing doubled.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
+use oncebox_core::admin::{AdminStore, OutgoingFilter};
 use oncebox_core::{Inbox, Message, Relay, Run, Store, run};
 
 use super::fixtures::{FAST, assert_acknowledged, charging, in_turn, put, until_acknowledged, until_effects};
@@ -66,6 +68,58 @@ pub async fn a_half_open_connection_of_a_source_is_noticed<B: BrokerSubject, T: 
     assert_once(&store, &messages, &["charge"]).await;
     drop(proxy);
     assert_acknowledged(&broker, &store).await;
+}
+
+/// While the server is away the status says so, and the source asks again with pauses, not in a busy loop.
+pub async fn an_outage_is_shown_and_ends_by_itself<B: BrokerSubject, T: Subject>(broker: B, store: T) {
+    if !B::FACTS.proxied {
+        return;
+    }
+    let proxy = Proxy::start(broker.address()).await;
+    let inbox = charging(&store);
+    let running = start(run(inbox.clone()).consume(broker.source(proxy.address(), None)).poll_every(FAST));
+    let messages = in_turn(20, &["a", "b", "c"]);
+    put(&broker, &messages[..10]).await;
+    until_effects(&store, 10).await;
+    proxy.refuse();
+    let status = || inbox.sources().remove(0);
+    until("the outage is shown", || async { !status().connected && status().error.is_some() }).await;
+    let (tries, since) = (proxy.connections(), Instant::now());
+    until("it tries again", || async { proxy.connections() >= tries + 4 }).await;
+    assert!(since.elapsed() > 4 * FAST, "it tries without a pause: 4 times in {:?}", since.elapsed());
+    put(&broker, &messages[10..]).await;
+    proxy.admit();
+    until_effects(&store, 20).await;
+    until("it is well again", || async { status().connected && status().error.is_none() }).await;
+    until_acknowledged(&broker).await;
+    running.stop().await;
+    assert_once(&store, &messages, &["charge"]).await;
+    drop(proxy);
+    assert_acknowledged(&broker, &store).await;
+}
+
+/// While the server is away the outbox holds exactly what was not confirmed; afterwards nothing.
+pub async fn what_is_not_confirmed_stays_in_the_outbox<B: BrokerSubject, T: Subject>(broker: B, store: T) {
+    if !B::FACTS.proxied {
+        return;
+    }
+    let proxy = Proxy::start(broker.address()).await;
+    let running = start(patient::<B, _>(run(Inbox::new(store.store())), broker.sink(proxy.address())));
+    let messages = in_turn(20, &["a", "b", "c"]);
+    let outbox = async || store.store().outgoing(&OutgoingFilter::default()).await.unwrap();
+    publish(&store, &messages[..10]).await;
+    until("the first are sent", || async { outbox().await.is_empty() }).await;
+    proxy.refuse();
+    let tries = proxy.connections();
+    publish(&store, &messages[10..]).await;
+    until("it was tried in vain", || async { proxy.connections() >= tries + 3 }).await;
+    let left: BTreeSet<String> = outbox().await.into_iter().map(|left| left.id).collect();
+    assert_eq!(left, messages[10..].iter().map(|message| message.id.clone()).collect());
+    assert_all_sent(&broker, &messages[..10]).await;
+    proxy.admit();
+    assert_all_sent(&broker, &messages).await;
+    until("nothing is left", || async { outbox().await.is_empty() }).await;
+    running.stop().await;
 }
 
 /// What was not confirmed when the connection broke is sent again; what is in the outbox is never given up.

@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use oncebox_core::mapping::{Delivered, Mapping};
-use oncebox_core::{Failure, Headers, Inbox, Message, run};
+use oncebox_core::{Counter, Failure, Headers, Inbox, Message, run};
 
-use super::fixtures::FAST;
+use super::fixtures::{FAST, assert_acknowledged, charging, until_effects};
 use super::subject::{BrokerSubject, SOURCE};
-use crate::fixtures::start;
+use crate::fixtures::{KIND, start};
 use crate::subject::{Subject, TxOf};
 use crate::wait::until;
 
@@ -91,8 +91,27 @@ pub async fn parts_are_read_from_route_and_hash<B: BrokerSubject, T: Subject>(br
     let deliveries = [delivery("one"), delivery("two")];
     let got = picked(&broker, &store, mapping, &deliveries).await;
     assert_eq!(got.len(), 2);
-    assert!(got.iter().all(|got| got.id.len() == 64 && !got.kind.is_empty()), "{got:?}");
+    assert!(got.iter().all(|got| got.id.len() == 64 && got.kind == broker.route()), "{got:?}");
     assert_ne!(got[0].id, got[1].id);
+}
+
+/// By its hash a payload that comes twice is one message, whatever else differs.
+pub async fn equal_payloads_have_one_hash<B: BrokerSubject, T: Subject>(broker: B, store: T) {
+    let source = broker.source(broker.address(), Some(Mapping::new(&["hash"], &[KIND]).unwrap()));
+    let inbox = charging(&store);
+    let running = start(run(inbox.clone()).consume(source).poll_every(FAST));
+    let same = |id: &str| B::delivery(&Message::new(KIND, "same"), Some(id.as_bytes()));
+    let other = B::delivery(&Message::new(KIND, "other"), Some(b"1"));
+    broker.put(&[same("1"), same("2"), other, same("1")]).await;
+    until("all four have come", || async {
+        let counters = inbox.counters();
+        (counters.get("", Counter::Received), counters.get("", Counter::Duplicate)) == (2, 2)
+    })
+    .await;
+    until_effects(&store, 2).await;
+    running.stop().await;
+    assert_eq!(store.effects().await.len(), 2);
+    assert_acknowledged(&broker, &store).await;
 }
 
 /// The place of the broker's own.

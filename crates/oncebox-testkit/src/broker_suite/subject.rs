@@ -58,6 +58,9 @@ pub trait BrokerSubject: Sized + Send + Sync + 'static {
     /// Returns when the broker has confirmed them. Tries again while the server is away, so some may be there twice.
     fn put(&self, deliveries: &[Delivered]) -> impl Future<Output = ()> + Send;
 
+    /// The word that the broker routes by, of what is put without a route.
+    fn route(&self) -> String;
+
     /// Everything the destination has got so far, oldest first, read back in the default layout.
     fn taken(&self) -> impl Future<Output = Vec<Message>> + Send;
 

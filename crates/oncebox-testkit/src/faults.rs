@@ -41,6 +41,7 @@ pub struct Plan {
 #[derive(Debug, Default)]
 struct PlanState {
     calls: BTreeMap<&'static str, usize>,
+    largest_lease: usize,
     fault: Option<Fault>,
 }
 
@@ -104,6 +105,11 @@ impl Plan {
     /// How often each method was called: run a scenario once without a fault to learn where faults can be put.
     pub fn calls(&self) -> BTreeMap<&'static str, usize> {
         self.lock().calls.clone()
+    }
+
+    /// The most outgoing messages that a call of `lease_outgoing` has asked for.
+    pub fn largest_lease(&self) -> usize {
+        self.lock().largest_lease
     }
 
     /// True once the fault has happened.
@@ -269,6 +275,10 @@ impl<S: Store> Store for Faulty<S> {
     }
 
     async fn lease_outgoing(&self, ask: &AskOutgoing<'_>) -> Result<Vec<Outgoing>, Error> {
+        {
+            let mut state = self.plan.lock();
+            state.largest_lease = state.largest_lease.max(ask.limit);
+        }
         pass!(self.lease_outgoing(ask))
     }
 

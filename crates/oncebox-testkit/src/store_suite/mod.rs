@@ -221,6 +221,7 @@ macro_rules! store_suite {
             a_lease_of_the_outbox_counts_from_when_it_was_asked_for,
             what_a_lease_was_too_short_for_goes_before_what_was_leased_ahead,
             an_outgoing_row_that_cannot_be_read_is_dead_and_the_others_are_sent,
+            rows_that_cannot_be_read_make_no_lease_larger,
             an_outgoing_message_says_why_it_was_not_sent_and_when_it_is_tried_next,
         }
         $crate::cases! { $subject, store_suite, retention:

@@ -476,6 +476,20 @@ pub async fn an_outgoing_row_that_cannot_be_read_is_dead_and_the_others_are_sent
     assert_eq!(status.iter().map(|sink| sink.dead).sum::<u64>(), 1, "{status:?}");
 }
 
+/// They are not in hand, so that what is leased ahead of the others stays small.
+pub async fn rows_that_cannot_be_read_make_no_lease_larger<T: Subject>(subject: T) {
+    publish(&subject, 90, &[""]).await;
+    for number in (0..90).filter(|number| number % 3 != 0) {
+        subject.spoil(&format!("{number:02}")).await;
+    }
+    let (plan, broker) = (Plan::none(), MemoryBroker::new(1, Manners::GOOD));
+    let store = Faulty::new(subject.store(), plan.clone());
+    run(Inbox::new(store)).relay(Relay::new(broker.clone()).batch(1)).drain().await.unwrap();
+    assert_eq!(broker.sent().len(), 30);
+    // Eight lots, and those that are still in hand when they are asked for.
+    assert!(plan.largest_lease() <= 20, "{} were leased at once", plan.largest_lease());
+}
+
 /// So that nobody has to look into the tables for it.
 pub async fn an_outgoing_message_says_why_it_was_not_sent_and_when_it_is_tried_next<T: Subject>(subject: T) {
     let inbox = Inbox::new(subject.store());

@@ -286,7 +286,11 @@ impl<W: Way> Subject for SubjectBy<W> {
     }
 
     async fn rollback(own: Transaction<'static, MySql>) {
-        own.rollback().await.unwrap();
+        // A call that was dropped while its statement was prepared leaves the driver in the middle of an answer. It says
+        // so, and the pool closes the connection, which rolls back too.
+        if let Err(error) = own.rollback().await {
+            assert!(matches!(error, sqlx::Error::Protocol(_)), "{error}");
+        }
     }
 
     async fn once_outside_transaction(&self) -> String {

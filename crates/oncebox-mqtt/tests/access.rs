@@ -169,11 +169,12 @@ fn settings_are_read_as_people_write_them() {
     assert_eq!(several.topic, ["a", "b"]);
     let sink: MqttSinkConfig = toml::from_str(
         r#"topic = "shop/{kind}"
+            qos = 2
             message_expiry = "1h"
             url = "mqtt://ann:top-secret@host""#,
     )
     .unwrap();
-    assert_eq!(sink.message_expiry, Some(Duration::from_secs(3600)));
+    assert_eq!((sink.message_expiry, sink.qos), (Some(Duration::from_secs(3600)), 2));
     assert!(!format!("{sink:?}").contains("top-secret"));
     let error = toml::from_str::<MqttSourceConfig>("topics = []").unwrap_err().to_string();
     assert!(error.contains("unknown field `topics`"), "{error}");
@@ -210,7 +211,19 @@ fn settings_that_cannot_work_are_refused_with_the_remedy() {
     }
     let error = refused(MqttSourceConfig { url: "mqtt://ann:secret@:x".to_owned(), ..good() });
     assert!(error.contains("`url`") && !error.contains("secret"), "{error}");
+    let good = || MqttSinkConfig::new("mqtt://localhost");
     for topic in ["", "a/+", "a/#"] {
-        assert!(MqttSink::new(MqttSinkConfig::new("mqtt://localhost").topic(topic)).is_err(), "{topic}");
+        assert!(MqttSink::new(good().topic(topic)).is_err(), "{topic}");
+    }
+    for (config, words) in [
+        (good().qos(0), "`qos` is 0"),
+        (good().qos(3), "`qos` is 3; set 1 or 2"),
+        (good().qos(2), "set `require_subscribers` to false if"),
+    ] {
+        let error = MqttSink::new(config).unwrap_err().to_string();
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    for config in [good(), good().qos(2).require_subscribers(false), good().qos(2).retain(true)] {
+        assert!(MqttSink::new(config).is_ok());
     }
 }

@@ -9,9 +9,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use oncebox_core::{Message, SendFailure, Sink, Source};
+use oncebox_core::{Message, SendFailure, Settle, Sink, Source};
 use oncebox_mqtt::{MqttSink, MqttSinkConfig, MqttSource, MqttSourceConfig, TlsConfig};
 use support::fresh_name;
+use xtask::certificates::Certificates;
 use xtask::mosquitto::PrivateMosquitto;
 
 /// A server with these settings; the test is skipped where Mosquitto is not installed.
@@ -78,17 +79,47 @@ async fn the_server_must_prove_who_it_is() {
     let refusal = refusal(&sink(MqttSinkConfig::new(&url))).await;
     assert!(refusal.to_lowercase().contains("certificate") || refusal.contains("tls.ca"), "{refusal}");
 
+    round_trip(&url, &trust(&files.authority)).await;
+}
+
+/// Sends a message and takes it in again.
+async fn round_trip(url: &str, tls: &TlsConfig) {
     let name = fresh_name();
-    let config = MqttSourceConfig::new(&url, &name).topic(format!("{name}/#")).tls(trust(&files.authority));
+    let config = MqttSourceConfig::new(url, &name).topic(format!("{name}/#")).tls(tls.clone());
     let mut source = MqttSource::new("orders", config).unwrap();
-    let events =
-        sink(MqttSinkConfig::new(&url).topic(format!("{name}/{{kind}}")).tls(trust(&files.authority)));
+    let events = sink(MqttSinkConfig::new(url).topic(format!("{name}/{{kind}}")).tls(tls.clone()));
     let mut got = None;
     while got.is_none() {
-        events.send(&[message("1")]).await.unwrap();
+        assert_eq!(events.send(&[message("1")]).await.unwrap(), [Ok(())]);
         got = tokio::time::timeout(Duration::from_millis(500), source.next(1)).await.ok();
     }
-    assert_eq!(got.unwrap().unwrap()[0].message.kind, "order.placed");
+    let got = got.unwrap().unwrap();
+    assert_eq!(got[0].message.kind, "order.placed");
+    source.settle(got.into_iter().map(|one| (one.receipt, Settle::Accept)).collect()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_wants_a_client_certificate_gets_one() {
+    let server = server!(PrivateMosquitto::start_mutual_tls());
+    let (url, files) = (server.tls_url().unwrap(), server.certificates().unwrap());
+    let with = |own: &Certificates| TlsConfig {
+        certificate: Some(own.certificate.clone()),
+        key: Some(own.key.clone()),
+        ..trust(&files.authority)
+    };
+    round_trip(&url, &with(files)).await;
+
+    let folder = tempfile::tempdir().unwrap();
+    let of_another = Certificates::create(folder.path()).unwrap();
+    for tls in [trust(&files.authority), with(&of_another)] {
+        let of_sink = refusal(&sink(MqttSinkConfig::new(&url).tls(tls.clone()))).await;
+        let config = MqttSourceConfig::new(&url, fresh_name()).topic("a").tls(tls);
+        let mut source = MqttSource::new("orders", config).unwrap();
+        let of_source = source.next(1).await.unwrap_err().to_string();
+        for refusal in [of_sink, of_source] {
+            assert!(refusal.contains("`tls.certificate` if it wants one"), "{refusal}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,6 +22,8 @@ pub(crate) async fn connect(
         // With a code it is the server that refuses, the password above all.
         let remedy = if error.code().is_some() || error.kind() == redis::ErrorKind::AuthenticationFailed {
             "check user and password"
+        } else if url.starts_with("rediss://") {
+            "is it running? check `url` and `tls.ca`, and `tls.certificate` if it wants one from us"
         } else {
             "is it running? check `url`"
         };

@@ -317,10 +317,17 @@ async fn passwords_and_users_are_let_in_and_others_are_not() {
     for who in [":s3cret", "ann:canary"] {
         round_trip(&format!("redis://{who}@127.0.0.1:{}", server.port()), RedisTls::default()).await.unwrap();
     }
-    for who in ["", ":wr0ng@", "ann:wr0ng@"] {
+    for who in ["", ":wr0ng@", "ann:wr0ng@", "nobody:wr0ng@"] {
         let url = format!("redis://{who}127.0.0.1:{}", server.port());
-        let error = round_trip(&url, RedisTls::default()).await.unwrap_err().to_string();
-        assert!(!error.contains("wr0ng"), "{error}");
+        let mut source = source(RedisSourceConfig::new(&url, "s", GROUP).create());
+        let sink = RedisSink::new(RedisSinkConfig::new(&url, "s")).unwrap();
+        let of_source = next(&mut source).await.unwrap_err();
+        let of_sink = sink.send(&[Message::new("paid", "x").id("1")]).await.unwrap_err();
+        for error in [of_source, of_sink, source.check().await.unwrap_err(), sink.check().await.unwrap_err()]
+        {
+            assert!(error.is_transient() && error.to_string().contains("check user and password"), "{error}");
+            assert!(!format!("{error} {error:?} {source:?} {sink:?}").contains("wr0ng"), "{error:?}");
+        }
     }
 }
 

@@ -51,10 +51,23 @@ impl PrivateMosquitto {
 
     /// Like [`PrivateMosquitto::start`], with a second port for TLS: [`PrivateMosquitto::tls_url`].
     pub fn start_tls() -> io::Result<Self> {
+        Self::start_tls_with(|_| String::new())
+    }
+
+    /// Like [`PrivateMosquitto::start_tls`], for clients that have a certificate of the same authority only.
+    pub fn start_mutual_tls() -> io::Result<Self> {
+        Self::start_tls_with(|files| {
+            format!("cafile {}\nrequire_certificate true\n", files.authority.display())
+        })
+    }
+
+    /// The settings stand after the port for TLS, so they are about that one.
+    fn start_tls_with(settings: impl Fn(&Certificates) -> String) -> io::Result<Self> {
         let program = program()?;
         let server = Server::start(|folder| {
-            let tls = (free_port()?, Certificates::create(folder)?);
-            Mosquitto::prepare(&program, folder, "", Some(tls))
+            let certificates = Certificates::create(folder)?;
+            let settings = settings(&certificates);
+            Mosquitto::prepare(&program, folder, &settings, Some((free_port()?, certificates)))
         })?;
         Ok(Self { server })
     }

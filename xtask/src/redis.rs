@@ -49,10 +49,20 @@ impl PrivateRedis {
 
     /// Like [`PrivateRedis::start`], with a second port for TLS: [`PrivateRedis::tls_url`].
     pub fn start_tls() -> io::Result<Self> {
+        Self::start_tls_with("")
+    }
+
+    /// Like [`PrivateRedis::start_tls`], for clients that have a certificate of the same authority only.
+    pub fn start_mutual_tls() -> io::Result<Self> {
+        // The last of two lines counts.
+        Self::start_tls_with("tls-auth-clients yes\n")
+    }
+
+    fn start_tls_with(settings: &str) -> io::Result<Self> {
         let program = program()?;
         let server = Server::start(|folder| {
             let tls = (free_port()?, Certificates::create(folder)?);
-            Redis::prepare(&program, folder, "", Some(tls))
+            Redis::prepare(&program, folder, settings, Some(tls))
         })?;
         Ok(Self { server })
     }

@@ -186,12 +186,7 @@ impl MqttSourceConfig {
     }
 
     pub(crate) fn quality(&self) -> Result<QoS, Error> {
-        match self.qos {
-            1 => Ok(QoS::AtLeastOnce),
-            2 => Ok(QoS::ExactlyOnce),
-            0 => Err(Error::invalid("`qos` is 0: the server may lose such messages; set 1 or 2")),
-            other => Err(Error::invalid(format!("`qos` is {other}; set 1 or 2"))),
-        }
+        quality(self.qos)
     }
 
     /// As the protocol wants it; what does not fit means for ever.
@@ -229,11 +224,14 @@ pub struct MqttSinkConfig {
     pub client_id: String,
     /// The topic to publish to; `{kind}` and `{key}` stand for those of the message. `{kind}` unless set.
     pub topic: String,
+    /// 1 or 2; 1 unless set. Subscribers get a message with this quality at most.
+    pub qos: u8,
     /// Whether the server keeps the last message of each topic for those who subscribe later.
     pub retain: bool,
     /// Whether a message that nobody has subscribed to counts as not sent; true unless set.
     ///
-    /// The server confirms such a message and forgets it. Not every server tells; Mosquitto does.
+    /// The server confirms such a message and forgets it. Not every server tells; Mosquitto does. With QoS 2 we are
+    /// not told, so there it must be false, or `retain` must be true.
     pub require_subscribers: bool,
     /// How long the server keeps a message for those who are away; for as long as it keeps their sessions unless set.
     #[serde(deserialize_with = "maybe")]
@@ -258,6 +256,7 @@ impl Default for MqttSinkConfig {
             url: "mqtt://localhost".to_owned(),
             client_id: String::new(),
             topic: "{kind}".to_owned(),
+            qos: 1,
             retain: false,
             require_subscribers: true,
             message_expiry: None,
@@ -285,6 +284,12 @@ impl MqttSinkConfig {
     /// Who we are for the server.
     pub fn client_id(mut self, id: impl Into<String>) -> Self {
         self.client_id = id.into();
+        self
+    }
+
+    /// 1 or 2.
+    pub fn qos(mut self, qos: u8) -> Self {
+        self.qos = qos;
         self
     }
 
@@ -337,6 +342,12 @@ impl MqttSinkConfig {
                 self.topic
             )));
         }
+        if self.quality()? == QoS::ExactlyOnce && self.require_subscribers && !self.retain {
+            return Err(Error::invalid(
+                "`qos` is 2: then the server does not tell whether anybody has subscribed; set `require_subscribers` \
+                 to false if messages to nobody may be forgotten, else set 1",
+            ));
+        }
         let access = Access {
             url: &self.url,
             username: self.username.as_deref(),
@@ -346,6 +357,10 @@ impl MqttSinkConfig {
             connect_timeout: self.connect_timeout,
         };
         access.read()
+    }
+
+    pub(crate) fn quality(&self) -> Result<QoS, Error> {
+        quality(self.qos)
     }
 }
 
@@ -373,6 +388,7 @@ impl fmt::Debug for MqttSinkConfig {
             .field("url", &without_login(&self.url))
             .field("client_id", &self.client_id)
             .field("topic", &self.topic)
+            .field("qos", &self.qos)
             .field("retain", &self.retain)
             .field("require_subscribers", &self.require_subscribers)
             .field("username", &self.username)
@@ -386,6 +402,15 @@ fn default_mapping() -> Mapping {
     Mapping::new(&[&id], &[&kind, "topic"])
         .and_then(|mapping| mapping.key(&[&key]))
         .expect("these places can be read")
+}
+
+fn quality(qos: u8) -> Result<QoS, Error> {
+    match qos {
+        1 => Ok(QoS::AtLeastOnce),
+        2 => Ok(QoS::ExactlyOnce),
+        0 => Err(Error::invalid("`qos` is 0: the server may lose such messages; set 1 or 2")),
+        other => Err(Error::invalid(format!("`qos` is {other}; set 1 or 2"))),
+    }
 }
 
 fn is_filter(filter: &str) -> bool {

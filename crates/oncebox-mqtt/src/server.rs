@@ -8,7 +8,7 @@ use oncebox_core::access::without_login;
 use oncebox_core::{Error, ErrorKind};
 use percent_encoding::percent_decode_str;
 use rumqttc::mqttbytes::v5::{ConnectReturnCode, DisconnectReasonCode};
-use rumqttc::{AsyncClient, ConnectionError, Event, MqttOptions, Packet, StateError, Transport};
+use rumqttc::{AsyncClient, ConnectionError, Event, MqttOptions, Packet, StateError, Transport, mqttbytes};
 use url::Url;
 
 use crate::config::TlsConfig;
@@ -214,6 +214,14 @@ impl Server {
             }
             ConnectionError::Io(_) | ConnectionError::Timeout(_) => {
                 "it cannot be reached; is it running? check `url`"
+            }
+            // A server that wants a certificate says so after the handshake, as of TLS 1.3.
+            ConnectionError::Tls(_)
+            | ConnectionError::MqttState(StateError::Deserialization(mqttbytes::Error::Io(_)))
+                if self.tls.is_some() =>
+            {
+                "the connection failed; if it does each time, check `tls.ca`, and `tls.certificate` if it wants one \
+                 from us"
             }
             _ => "the connection failed",
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oncebox_core::{Error, Message, SendFailure, Sink};
-use rumqttc::mqttbytes::v5::{PubAck, PubAckReason};
+use rumqttc::mqttbytes::v5::{PubAckReason, PubCompReason, PubRecReason};
 use rumqttc::{
     AsyncClient, Event, Packet, Publish, PublishNotice, PublishNoticeError, PublishOptions, PublishResult,
     QoS,
@@ -16,7 +16,8 @@ use crate::delivery;
 use crate::lot::{Answer, Lot};
 use crate::server::Server;
 
-/// Publishes with QoS 1 and takes a message as sent when the server has confirmed it.
+/// Publishes with QoS 1 or 2 and takes a message as sent when the server has confirmed it; with QoS 2 that is the last
+/// of its two confirmations.
 ///
 /// As many messages are on their way at once as the server allows, but never two of one key. When the connection
 /// breaks, what is not confirmed is sent again, one by one, so that a message which the server does not survive is
@@ -24,6 +25,7 @@ use crate::server::Server;
 #[derive(Debug)]
 pub struct MqttSink {
     config: MqttSinkConfig,
+    qos: QoS,
     server: Server,
     /// Calls take turns. The connection is taken out while it is used: a call that is given up closes it, and the next
     /// one begins anew.
@@ -67,7 +69,8 @@ impl MqttSink {
     /// A sink with these settings. Fails on settings that cannot work. Connects later.
     pub fn new(config: MqttSinkConfig) -> Result<Self, Error> {
         let server = config.check()?;
-        Ok(Self { config, server, link: Mutex::new(None) })
+        let qos = config.quality()?;
+        Ok(Self { config, qos, server, link: Mutex::new(None) })
     }
 
     pub(crate) async fn connect(&self) -> Result<Link, Error> {
@@ -81,7 +84,13 @@ impl MqttSink {
                 break answer;
             }
         };
-        let most_bytes = answer.properties.and_then(|properties| properties.max_packet_size);
+        let limits = answer.properties.as_ref();
+        if let Some(most) = limits.and_then(|limits| limits.max_qos).filter(|most| *most < self.config.qos) {
+            return Err(self
+                .server
+                .error(&format!("it takes messages with QoS {most} at most; set `qos` lower if that is 1")));
+        }
+        let most_bytes = limits.and_then(|limits| limits.max_packet_size);
         let server = self.server.clone();
         let task = tokio::spawn(async move {
             loop {
@@ -103,7 +112,7 @@ impl MqttSink {
         properties.message_expiry_interval = expiry.map(|seconds| u32::try_from(seconds).unwrap_or(u32::MAX));
         if let Some(most) = link.most_bytes {
             let payload = message.payload.clone();
-            let packet = Publish::new(topic.as_str(), QoS::AtLeastOnce, payload, Some(properties.clone()));
+            let packet = Publish::new(topic.as_str(), self.qos, payload, Some(properties.clone()));
             // The packet id of two bytes is not in it yet.
             let bytes = packet.size() + 2;
             if bytes > most as usize {
@@ -112,7 +121,7 @@ impl MqttSink {
                 )));
             }
         }
-        let options = PublishOptions::new(QoS::AtLeastOnce).retain(self.config.retain).properties(properties);
+        let options = PublishOptions::new(self.qos).retain(self.config.retain).properties(properties);
         let sent = link.client.try_publish_tracked(topic, message.payload.clone(), options);
         sent.map_err(|_| None)
     }
@@ -120,7 +129,19 @@ impl MqttSink {
     /// What became of a message; `None` when the connection broke, so that nobody knows.
     pub(crate) fn answer(&self, result: Result<PublishResult, PublishNoticeError>) -> Option<Answer> {
         match result {
-            Ok(PublishResult::Qos1(ack)) => Some(self.judge(&ack)),
+            Ok(PublishResult::Qos1(ack)) => {
+                let told = ack.properties.and_then(|properties| properties.reason_string);
+                Some(self.judge(ack.reason, told))
+            }
+            Ok(PublishResult::Qos2PubRecRejected(refusal)) => {
+                let told = refusal.properties.and_then(|properties| properties.reason_string);
+                Some(self.judge(same_reason(refusal.reason), told))
+            }
+            Ok(PublishResult::Qos2Completed(end)) if end.reason == PubCompReason::Success => Some(Ok(())),
+            // Sent again it may come twice; taken as sent it may never come.
+            Ok(PublishResult::Qos2Completed(_)) => Some(Err(SendFailure::Retry(
+                "the MQTT server does not know of it any more at the end of QoS 2".to_owned(),
+            ))),
             Err(PublishNoticeError::RetainNotSupported) => Some(Err(SendFailure::Permanent(
                 "the MQTT server keeps no messages for later subscribers; set `retain` to false".to_owned(),
             ))),
@@ -128,13 +149,12 @@ impl MqttSink {
         }
     }
 
-    fn judge(&self, ack: &PubAck) -> Answer {
-        let told = ack.properties.as_ref().and_then(|properties| properties.reason_string.as_deref());
-        let why = |text: &str| match told {
+    fn judge(&self, reason: PubAckReason, told: Option<String>) -> Answer {
+        let why = |text: &str| match &told {
             Some(told) => format!("{text} ({told})"),
             None => text.to_owned(),
         };
-        match ack.reason {
+        match reason {
             PubAckReason::Success => Ok(()),
             // A message that is kept for later subscribers is not forgotten.
             PubAckReason::NoMatchingSubscribers if !self.config.require_subscribers || self.config.retain => {
@@ -180,5 +200,20 @@ impl Sink for MqttSink {
     async fn check(&self) -> Result<Option<String>, Error> {
         self.server.look(&self.config.client_id).await?;
         Ok(Some(format!("a server that lets us in; topic `{}` is not looked for", self.config.topic)))
+    }
+}
+
+/// Both packets have the same reasons; the client has a type for each.
+fn same_reason(reason: PubRecReason) -> PubAckReason {
+    match reason {
+        PubRecReason::Success => PubAckReason::Success,
+        PubRecReason::NoMatchingSubscribers => PubAckReason::NoMatchingSubscribers,
+        PubRecReason::UnspecifiedError => PubAckReason::UnspecifiedError,
+        PubRecReason::ImplementationSpecificError => PubAckReason::ImplementationSpecificError,
+        PubRecReason::NotAuthorized => PubAckReason::NotAuthorized,
+        PubRecReason::TopicNameInvalid => PubAckReason::TopicNameInvalid,
+        PubRecReason::PacketIdentifierInUse => PubAckReason::PacketIdentifierInUse,
+        PubRecReason::QuotaExceeded => PubAckReason::QuotaExceeded,
+        PubRecReason::PayloadFormatInvalid => PubAckReason::PayloadFormatInvalid,
     }
 }

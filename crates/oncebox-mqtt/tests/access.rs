@@ -9,9 +9,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use oncebox_core::{Message, SendFailure, Sink, Source};
+use oncebox_core::{Message, SendFailure, Settle, Sink, Source};
 use oncebox_mqtt::{MqttSink, MqttSinkConfig, MqttSource, MqttSourceConfig, TlsConfig};
 use support::fresh_name;
+use xtask::certificates::Certificates;
 use xtask::mosquitto::PrivateMosquitto;
 
 /// A server with these settings; the test is skipped where Mosquitto is not installed.
@@ -57,14 +58,28 @@ async fn only_who_knows_the_password_is_let_in() {
     assert_eq!(sink(good).send(&[message("1")]).await.unwrap(), [Ok(())]);
     let in_url = MqttSinkConfig::new(format!("mqtt://ann:p%40ss%2Fword@127.0.0.1:{port}"));
     assert_eq!(sink(in_url).send(&[message("1")]).await.unwrap(), [Ok(())]);
-    for bad in [MqttSinkConfig::new(&url), MqttSinkConfig::new(&url).credentials("ann", "wrong-secret")] {
-        let refusal = refusal(&sink(bad)).await;
-        assert!(refusal.contains("check `username` and `password`"), "{refusal}");
-        assert!(!refusal.contains("wrong-secret"));
+    let in_url = format!("mqtt://ann:wrong-secret@127.0.0.1:{port}");
+    for (url, credentials) in [
+        (&url, None),
+        (&url, Some(("ann", "wrong-secret"))),
+        (&url, Some(("nobody", "wrong-secret"))),
+        (&in_url, None),
+    ] {
+        let mut source = MqttSourceConfig::new(url, &name).topic("a");
+        let mut sink = MqttSinkConfig::new(url);
+        if let Some((username, password)) = credentials {
+            (source, sink) = (source.credentials(username, password), sink.credentials(username, password));
+        }
+        let (mut source, sink) = (MqttSource::new("orders", source).unwrap(), MqttSink::new(sink).unwrap());
+        let of_source = source.next(1).await.unwrap_err();
+        let of_sink = sink.send(&[message("1")]).await.unwrap_err();
+        for error in [of_source, of_sink, source.check().await.unwrap_err(), sink.check().await.unwrap_err()]
+        {
+            assert!(error.is_transient(), "{error}");
+            assert!(error.to_string().contains("check `username` and `password`"), "{error}");
+            assert!(!format!("{error} {error:?} {source:?} {sink:?}").contains("wrong-secret"), "{error:?}");
+        }
     }
-    let config = MqttSourceConfig::new(&url, &name).topic("a").credentials("ann", "wrong-secret");
-    let refusal = MqttSource::new("orders", config).unwrap().next(1).await.unwrap_err().to_string();
-    assert!(refusal.contains("check `username` and `password`"), "{refusal}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -78,17 +93,47 @@ async fn the_server_must_prove_who_it_is() {
     let refusal = refusal(&sink(MqttSinkConfig::new(&url))).await;
     assert!(refusal.to_lowercase().contains("certificate") || refusal.contains("tls.ca"), "{refusal}");
 
+    round_trip(&url, &trust(&files.authority)).await;
+}
+
+/// Sends a message and takes it in again.
+async fn round_trip(url: &str, tls: &TlsConfig) {
     let name = fresh_name();
-    let config = MqttSourceConfig::new(&url, &name).topic(format!("{name}/#")).tls(trust(&files.authority));
+    let config = MqttSourceConfig::new(url, &name).topic(format!("{name}/#")).tls(tls.clone());
     let mut source = MqttSource::new("orders", config).unwrap();
-    let events =
-        sink(MqttSinkConfig::new(&url).topic(format!("{name}/{{kind}}")).tls(trust(&files.authority)));
+    let events = sink(MqttSinkConfig::new(url).topic(format!("{name}/{{kind}}")).tls(tls.clone()));
     let mut got = None;
     while got.is_none() {
-        events.send(&[message("1")]).await.unwrap();
+        assert_eq!(events.send(&[message("1")]).await.unwrap(), [Ok(())]);
         got = tokio::time::timeout(Duration::from_millis(500), source.next(1)).await.ok();
     }
-    assert_eq!(got.unwrap().unwrap()[0].message.kind, "order.placed");
+    let got = got.unwrap().unwrap();
+    assert_eq!(got[0].message.kind, "order.placed");
+    source.settle(got.into_iter().map(|one| (one.receipt, Settle::Accept)).collect()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_wants_a_client_certificate_gets_one() {
+    let server = server!(PrivateMosquitto::start_mutual_tls());
+    let (url, files) = (server.tls_url().unwrap(), server.certificates().unwrap());
+    let with = |own: &Certificates| TlsConfig {
+        certificate: Some(own.certificate.clone()),
+        key: Some(own.key.clone()),
+        ..trust(&files.authority)
+    };
+    round_trip(&url, &with(files)).await;
+
+    let folder = tempfile::tempdir().unwrap();
+    let of_another = Certificates::create(folder.path()).unwrap();
+    for tls in [trust(&files.authority), with(&of_another)] {
+        let of_sink = refusal(&sink(MqttSinkConfig::new(&url).tls(tls.clone()))).await;
+        let config = MqttSourceConfig::new(&url, fresh_name()).topic("a").tls(tls);
+        let mut source = MqttSource::new("orders", config).unwrap();
+        let of_source = source.next(1).await.unwrap_err().to_string();
+        for refusal in [of_sink, of_source] {
+            assert!(refusal.contains("`tls.certificate` if it wants one"), "{refusal}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -169,11 +214,12 @@ fn settings_are_read_as_people_write_them() {
     assert_eq!(several.topic, ["a", "b"]);
     let sink: MqttSinkConfig = toml::from_str(
         r#"topic = "shop/{kind}"
+            qos = 2
             message_expiry = "1h"
             url = "mqtt://ann:top-secret@host""#,
     )
     .unwrap();
-    assert_eq!(sink.message_expiry, Some(Duration::from_secs(3600)));
+    assert_eq!((sink.message_expiry, sink.qos), (Some(Duration::from_secs(3600)), 2));
     assert!(!format!("{sink:?}").contains("top-secret"));
     let error = toml::from_str::<MqttSourceConfig>("topics = []").unwrap_err().to_string();
     assert!(error.contains("unknown field `topics`"), "{error}");
@@ -210,7 +256,19 @@ fn settings_that_cannot_work_are_refused_with_the_remedy() {
     }
     let error = refused(MqttSourceConfig { url: "mqtt://ann:secret@:x".to_owned(), ..good() });
     assert!(error.contains("`url`") && !error.contains("secret"), "{error}");
+    let good = || MqttSinkConfig::new("mqtt://localhost");
     for topic in ["", "a/+", "a/#"] {
-        assert!(MqttSink::new(MqttSinkConfig::new("mqtt://localhost").topic(topic)).is_err(), "{topic}");
+        assert!(MqttSink::new(good().topic(topic)).is_err(), "{topic}");
+    }
+    for (config, words) in [
+        (good().qos(0), "`qos` is 0"),
+        (good().qos(3), "`qos` is 3; set 1 or 2"),
+        (good().qos(2), "set `require_subscribers` to false if"),
+    ] {
+        let error = MqttSink::new(config).unwrap_err().to_string();
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    for config in [good(), good().qos(2).require_subscribers(false), good().qos(2).retain(true)] {
+        assert!(MqttSink::new(config).is_ok());
     }
 }

@@ -415,7 +415,7 @@ impl tracing::Subscriber for Errors {
 /// The broker suite has no other place for it: the subject must be able to read its own layout.
 #[test]
 fn the_layout_of_the_tests_is_the_default_one() {
-    let delivered = MosquittoSubject::delivery(&Message::with_id("1", "k", "x").key("y"), Some(b"1"));
+    let delivered = <MosquittoSubject>::delivery(&Message::with_id("1", "k", "x").key("y"), Some(b"1"));
     let mapped = MqttSourceConfig::default().mapping.read(delivered);
     assert_eq!((mapped.message.id.as_str(), mapped.message.kind.as_str(), mapped.fault), ("1", "k", None));
 }

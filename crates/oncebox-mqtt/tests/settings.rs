@@ -10,6 +10,7 @@ use std::time::Duration;
 use oncebox_core::{Message, Sink, Source};
 use oncebox_mqtt::{MqttSink, MqttSinkConfig, MqttSource, MqttSourceConfig, TlsConfig};
 use oncebox_testkit::{until, within_deadline};
+use rumqttc::QoS;
 use support::{Observer, fresh_name};
 use xtask::mosquitto::PrivateMosquitto;
 
@@ -30,8 +31,8 @@ fn message() -> [Message; 1] {
 async fn a_message_carries_how_long_it_is_kept_and_the_server_knows_who_sends_it() {
     let server = server!();
     let name = fresh_name();
-    let observer =
-        Observer::subscribe(&format!("{name}-observer"), server.port(), &format!("{name}/#")).await;
+    let (port, topic) = (server.port(), format!("{name}/#"));
+    let observer = Observer::subscribe(&format!("{name}-observer"), port, &topic, QoS::AtLeastOnce).await;
     let config = MqttSinkConfig::new(server.url())
         .topic(format!("{name}/{{kind}}"))
         .client_id(format!("{name}-sink"))
@@ -42,7 +43,7 @@ async fn a_message_carries_how_long_it_is_kept_and_the_server_knows_who_sends_it
     let expiry =
         observer.got()[0].properties.as_ref().and_then(|properties| properties.message_expiry_interval);
     assert!(expiry.is_some_and(|seconds| (1..=1000).contains(&seconds)), "{expiry:?}");
-    let late = Observer::subscribe(&format!("{name}-late"), server.port(), &format!("{name}/#")).await;
+    let late = Observer::subscribe(&format!("{name}-late"), port, &topic, QoS::AtLeastOnce).await;
     until("who subscribes later gets it too", || async { !late.got().is_empty() }).await;
     let log = server.folder().join("server.log");
     until("the server has written who came", || async {

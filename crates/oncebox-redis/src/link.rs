@@ -22,6 +22,8 @@ pub(crate) async fn connect(
         // With a code it is the server that refuses, the password above all.
         let remedy = if error.code().is_some() || error.kind() == redis::ErrorKind::AuthenticationFailed {
             "check user and password"
+        } else if url.starts_with("rediss://") {
+            "is it running? check `url` and `tls.ca`, and `tls.certificate` if it wants one from us"
         } else {
             "is it running? check `url`"
         };
@@ -38,7 +40,14 @@ pub(crate) async fn connect(
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_WITHIN))
         .set_response_timeout(Some(answer_within));
-    client.get_multiplexed_async_connection_with_config(&config).await.map_err(failed)
+    let mut connection =
+        client.get_multiplexed_async_connection_with_config(&config).await.map_err(failed)?;
+    // Who has no password is let in and refused with the first command. The client does not bear that when the command
+    // begins a transaction. Other refusals are told by the command that is refused.
+    match ask(&mut connection, &redis::cmd("PING")).await {
+        Err(error) if error.code().is_none_or(|code| code == "NOAUTH") => Err(failed(error)),
+        _ => Ok(connection),
+    }
 }
 
 /// Asks, and fails on an answer that is an error.

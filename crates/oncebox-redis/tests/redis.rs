@@ -11,6 +11,7 @@ use oncebox_core::{Error, Incoming, Message, SendFailure, Settle, Sink, Source};
 use oncebox_redis::{RedisReceipt, RedisSink, RedisSinkConfig, RedisSource, RedisSourceConfig, RedisTls};
 use oncebox_testkit::{DEADLINE, until};
 use support::{Plain, fresh_name, own_server, shared_server};
+use xtask::certificates::Certificates;
 use xtask::redis::PrivateRedis;
 
 const GROUP: &str = "g";
@@ -316,10 +317,17 @@ async fn passwords_and_users_are_let_in_and_others_are_not() {
     for who in [":s3cret", "ann:canary"] {
         round_trip(&format!("redis://{who}@127.0.0.1:{}", server.port()), RedisTls::default()).await.unwrap();
     }
-    for who in ["", ":wr0ng@", "ann:wr0ng@"] {
+    for who in ["", ":wr0ng@", "ann:wr0ng@", "nobody:wr0ng@"] {
         let url = format!("redis://{who}127.0.0.1:{}", server.port());
-        let error = round_trip(&url, RedisTls::default()).await.unwrap_err().to_string();
-        assert!(!error.contains("wr0ng"), "{error}");
+        let mut source = source(RedisSourceConfig::new(&url, "s", GROUP).create());
+        let sink = RedisSink::new(RedisSinkConfig::new(&url, "s")).unwrap();
+        let of_source = next(&mut source).await.unwrap_err();
+        let of_sink = sink.send(&[Message::new("paid", "x").id("1")]).await.unwrap_err();
+        for error in [of_source, of_sink, source.check().await.unwrap_err(), sink.check().await.unwrap_err()]
+        {
+            assert!(error.is_transient() && error.to_string().contains("check user and password"), "{error}");
+            assert!(!format!("{error} {error:?} {source:?} {sink:?}").contains("wr0ng"), "{error:?}");
+        }
     }
 }
 
@@ -331,4 +339,34 @@ async fn tls_is_checked() {
     round_trip(&url, RedisTls { ca: Some(authority), ..RedisTls::default() }).await.unwrap();
     let error = round_trip(&url, RedisTls::default()).await.unwrap_err().to_string();
     assert!(error.contains("cannot connect to Redis"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_wants_a_client_certificate_gets_one() {
+    let Some(server) = own_server(PrivateRedis::start_mutual_tls).await else { return };
+    let (url, files) = (server.tls_url().unwrap(), server.certificates().unwrap());
+    let trusting = RedisTls { ca: Some(files.authority.clone()), ..RedisTls::default() };
+    let with = |files: &Certificates| RedisTls {
+        certificate: Some(files.certificate.clone()),
+        key: Some(files.key.clone()),
+        ..trusting.clone()
+    };
+    round_trip(&url, with(files)).await.unwrap();
+
+    let folder = tempfile::tempdir().unwrap();
+    let of_another = Certificates::create(folder.path()).unwrap();
+    for tls in [trusting.clone(), with(&of_another)] {
+        let source = RedisSourceConfig::new(&url, fresh_name("trip"), GROUP).create().tls(tls.clone());
+        let sink = RedisSink::new(RedisSinkConfig::new(&url, fresh_name("trip")).tls(tls)).unwrap();
+        let of_source = next(&mut RedisSource::new("o", source).unwrap()).await.unwrap_err();
+        let of_sink = sink.send(&[Message::new("paid", "x").id("1")]).await.unwrap_err();
+        for error in [of_source, of_sink] {
+            let error = error.to_string();
+            assert!(
+                error.contains("cannot connect to Redis")
+                    && error.contains("`tls.certificate` if it wants one"),
+                "{error}"
+            );
+        }
+    }
 }

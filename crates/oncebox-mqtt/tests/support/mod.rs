@@ -10,4 +10,4 @@ mod subject;
 
 pub(crate) use plain::{Observer, Plain};
 pub(crate) use sqlite::SqliteSubject;
-pub(crate) use subject::{MosquittoSubject, fresh_name, server};
+pub(crate) use subject::{MosquittoSubject, fresh_name, quality, server};

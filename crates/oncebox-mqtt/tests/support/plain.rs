@@ -82,14 +82,15 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    pub(crate) async fn subscribe(id: &str, port: u16, filter: &str) -> Self {
+    /// What comes has this QoS at most.
+    pub(crate) async fn subscribe(id: &str, port: u16, filter: &str, qos: QoS) -> Self {
         let mut options = options(id, port);
         options.set_clean_start(false).set_session_expiry_interval(Some(3600));
         let (client, mut events) = AsyncClient::builder(options).unbounded().build();
-        client.try_subscribe(filter, QoS::AtLeastOnce).unwrap();
+        client.try_subscribe(filter, qos).unwrap();
         while !matches!(events.poll().await.unwrap(), Event::Incoming(Packet::SubAck(_))) {}
         let got = Arc::new(Mutex::new(Vec::new()));
-        let task = tokio::spawn(observe(client, events, filter.to_owned(), got.clone()));
+        let task = tokio::spawn(observe(client, events, (filter.to_owned(), qos), got.clone()));
         Self { got, task }
     }
 
@@ -98,12 +99,17 @@ impl Observer {
     }
 }
 
-async fn observe(client: AsyncClient, mut events: EventLoop, filter: String, got: Arc<Mutex<Vec<Publish>>>) {
+async fn observe(
+    client: AsyncClient,
+    mut events: EventLoop,
+    (filter, qos): (String, QoS),
+    got: Arc<Mutex<Vec<Publish>>>,
+) {
     loop {
         match events.poll().await {
             Ok(Event::Incoming(Packet::Publish(publish))) => got.lock().unwrap().push(publish),
             Ok(Event::Incoming(Packet::ConnAck(answer))) if !answer.session_present => {
-                client.try_subscribe(filter.as_str(), QoS::AtLeastOnce).unwrap();
+                client.try_subscribe(filter.as_str(), qos).unwrap();
             }
             Ok(_) => {}
             // It connects again at the next poll.

@@ -19,7 +19,8 @@ const PREFETCH: u16 = 200;
 const MARKER: &str = "marker of the tests";
 
 /// A queue is a session with a subscription; the destination is a topic with a subscriber who remembers everything.
-pub(crate) struct MosquittoSubject {
+/// Source and sink have this QoS.
+pub(crate) struct MosquittoSubject<const QOS: u8 = 1> {
     name: String,
     port: u16,
     observer: Observer,
@@ -42,17 +43,27 @@ pub(crate) fn fresh_name() -> String {
     format!("test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::SeqCst))
 }
 
-impl MosquittoSubject {
+/// The client's word for a QoS of 1 or 2.
+pub(crate) fn quality(qos: u8) -> QoS {
+    if qos == 1 { QoS::AtLeastOnce } else { QoS::ExactlyOnce }
+}
+
+impl<const QOS: u8> MosquittoSubject<QOS> {
     async fn on(port: u16, own: Option<PrivateMosquitto>) -> Self {
         let name = fresh_name();
         leave_session(&name, port, &format!("{name}/queue")).await;
-        let observer = Observer::subscribe(&format!("{name}-observer"), port, &format!("{name}/sent")).await;
+        let (observer, topic) = (format!("{name}-observer"), format!("{name}/sent"));
+        let observer = Observer::subscribe(&observer, port, &topic, quality(QOS)).await;
         Self { name, port, observer, own: Mutex::new(own) }
     }
 
     fn sink_on(&self, at: SocketAddr, topic: &str) -> MqttSink {
-        let config = MqttSinkConfig::new(format!("mqtt://{at}")).topic(format!("{}/{topic}", self.name));
-        MqttSink::new(config.keep_alive(Duration::from_secs(2))).unwrap()
+        let config = MqttSinkConfig::new(format!("mqtt://{at}"))
+            .topic(format!("{}/{topic}", self.name))
+            .qos(QOS)
+            .require_subscribers(QOS == 1)
+            .keep_alive(Duration::from_secs(2));
+        MqttSink::new(config).unwrap()
     }
 
     async fn publish(&self, packets: &[(String, Delivered)]) {
@@ -69,7 +80,7 @@ impl MosquittoSubject {
     }
 }
 
-impl BrokerSubject for MosquittoSubject {
+impl<const QOS: u8> BrokerSubject for MosquittoSubject<QOS> {
     type Source = MqttSource;
     type Sink = MqttSink;
 
@@ -107,6 +118,7 @@ impl BrokerSubject for MosquittoSubject {
     fn source(&self, at: SocketAddr, mapping: Option<Mapping>) -> MqttSource {
         let mut config = MqttSourceConfig::new(format!("mqtt://{at}"), &self.name)
             .topic(format!("{}/queue", self.name))
+            .qos(QOS)
             .prefetch(PREFETCH)
             .keep_alive(Duration::from_secs(2));
         if let Some(mapping) = mapping {
@@ -124,7 +136,8 @@ impl BrokerSubject for MosquittoSubject {
     }
 
     fn sink_to_nowhere(&self, at: SocketAddr) -> Option<MqttSink> {
-        Some(self.sink_on(at, "nobody/is/here"))
+        // With QoS 2 the server does not tell.
+        (QOS == 1).then(|| self.sink_on(at, "nobody/is/here"))
     }
 
     fn delivery(message: &Message, id: Option<&[u8]>) -> Delivered {

@@ -374,6 +374,11 @@ pub(crate) const OF_SINKS: &[Proof] = &[
         "without_subscribers_a_message_counts_as_sent_only_where_asked_for",
         &[("require_subscribers", "require_subscribers = false")],
     ),
+    (
+        "mqtt",
+        "who_subscribes_with_qos_2_gets_qos_2_and_each_message_once",
+        &[("qos", "qos = 2\nrequire_subscribers = false")],
+    ),
     ("mqtt", "a_sink_loses_nothing_to_broken_connections", &[("keep_alive", "keep_alive = '9s'")]),
     ("mqtt", "connecting_takes_no_longer_than_it_may", &[("connect_timeout", "connect_timeout = '9s'")]),
     (

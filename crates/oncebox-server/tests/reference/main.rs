@@ -279,6 +279,11 @@ fn a_mistake_in_the_section_of_a_broker_has_its_place_and_the_nearest_word() {
             "[source.a]\ntype = 'mqtt'\nclient_id = 'c'\ntopic = 't'\nqos = 3\n",
             "x.toml:5:1: [source.a]: `qos` is 3",
         ),
+        ("[sink.a]\ntype = 'mqtt'\nqos = 0\n", "x.toml:3:1: [sink.a]: `qos` is 0"),
+        (
+            "[sink.a]\ntype = 'mqtt'\nqos = 2\n",
+            "x.toml:3:1: [sink.a]: `qos` is 2: then the server does not tell",
+        ),
         (
             "[source.a]\ntype = 'nats'\nstream = 's'\nconsumer = 'c'\nack_wait = '1 week'\n",
             "x.toml:5:1: `ack_wait`:",

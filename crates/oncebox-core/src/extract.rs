@@ -39,6 +39,10 @@ pub trait Extract<St: Store, S>: Sized + Send {
     /// True for what is read from one message, and so makes no sense beside a [`Batch`].
     const IS_SINGLE: bool = false;
 
+    /// False for what never looks at the messages. The last argument that does may keep them instead of a copy, so they
+    /// are gone for those after it.
+    const READS_MESSAGES: bool = true;
+
     /// Takes the argument out of the call; a failure here is the attempt's failure.
     fn extract(call: &mut Call<'_, St, S>) -> Result<Self, Failure>;
 }
@@ -46,7 +50,9 @@ pub trait Extract<St: Store, S>: Sized + Send {
 /// One call of a handler, from which its arguments are taken.
 #[derive(Debug)]
 pub struct Call<'a, St: Store, S> {
-    pub(crate) messages: &'a [&'a Message],
+    pub(crate) messages: &'a mut Vec<Message>,
+    /// Nobody reads them after the argument that is being taken.
+    pub(crate) last_reader: bool,
     pub(crate) attempt: u32,
     pub(crate) state: &'a S,
     pub(crate) tx: Option<Tx<St::Connection>>,
@@ -55,11 +61,11 @@ pub struct Call<'a, St: Store, S> {
 impl<St: Store, S> Call<'_, St, S> {
     /// The message; the first one when the handler takes a [`Batch`].
     pub fn message(&self) -> &Message {
-        self.messages[0]
+        &self.messages[0]
     }
 
     /// Every message of the call.
-    pub fn messages(&self) -> &[&Message] {
+    pub fn messages(&self) -> &[Message] {
         self.messages
     }
 
@@ -100,6 +106,7 @@ where
     St: Store,
 {
     const IS_TX: bool = true;
+    const READS_MESSAGES: bool = false;
 
     fn extract(call: &mut Call<'_, St, S>) -> Result<Self, Failure> {
         call.tx.take().ok_or_else(|| Failure::permanent("a handler takes its transaction once"))
@@ -118,7 +125,8 @@ impl<St: Store, S> Extract<St, S> for Message {
     const IS_SINGLE: bool = true;
 
     fn extract(call: &mut Call<'_, St, S>) -> Result<Self, Failure> {
-        Ok(call.message().clone())
+        let taken = if call.last_reader { call.messages.pop() } else { None };
+        Ok(taken.unwrap_or_else(|| call.message().clone()))
     }
 }
 
@@ -135,17 +143,21 @@ impl<St: Store, S> Extract<St, S> for Batch<Message> {
     const IS_BATCH: bool = true;
 
     fn extract(call: &mut Call<'_, St, S>) -> Result<Self, Failure> {
-        Ok(Batch(call.messages.iter().map(|message| (*message).clone()).collect()))
+        Ok(Batch(if call.last_reader { std::mem::take(call.messages) } else { call.messages.clone() }))
     }
 }
 
 impl<St: Store, S: Clone + Send> Extract<St, S> for State<S> {
+    const READS_MESSAGES: bool = false;
+
     fn extract(call: &mut Call<'_, St, S>) -> Result<Self, Failure> {
         Ok(State(call.state.clone()))
     }
 }
 
 impl<St: Store, S> Extract<St, S> for Attempt {
+    const READS_MESSAGES: bool = false;
+
     fn extract(call: &mut Call<'_, St, S>) -> Result<Self, Failure> {
         Ok(Attempt(call.attempt))
     }

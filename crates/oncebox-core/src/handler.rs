@@ -59,12 +59,17 @@ macro_rules! handler_of {
                 0 $(+ $argument::IS_SINGLE as u8)*,
             );
 
-            #[allow(non_snake_case, unused_variables)]
+            #[allow(non_snake_case, unused_variables, unused_mut, unused_assignments)]
             fn call(
                 &self,
                 call: &mut Call<'_, St, S>,
             ) -> Result<BoxFuture<'static, Result<(), Failure>>, Failure> {
-                $(let $argument = $argument::extract(call)?;)*
+                let mut readers = 0 $(+ usize::from($argument::READS_MESSAGES))*;
+                $(
+                    readers -= usize::from($argument::READS_MESSAGES);
+                    call.last_reader = readers == 0;
+                    let $argument = $argument::extract(call)?;
+                )*
                 let future = self($($argument),*);
                 // In place: an async block would have room for the future twice, and copy it with every call.
                 Ok(Box::pin(future.map_err(Into::into)))

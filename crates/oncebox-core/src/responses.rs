@@ -17,7 +17,7 @@ use crate::limits::Limits;
 use crate::message::Message;
 use crate::store::{Commit, Connection, Revoker, Store, Token, TxLimits};
 use crate::trace::TraceContext;
-use crate::tx::{Home, Returned, Tx, TxContext};
+use crate::tx::{Home, Tx, TxState};
 
 /// A store that can also keep responses.
 ///
@@ -249,9 +249,10 @@ impl<St: ResponseStore> RequestTransaction<St> {
             None => store.begin_plain(*limits).await?,
         };
         let revoke = connection.revoker();
-        let context = TxContext { limits: Limits::default(), trace: trace.clone() };
+        let trace = trace.clone().map(Arc::new);
+        let state = TxState { connection, outgoing: Vec::new(), limits: Limits::default(), trace };
         let home = Home::new();
-        let tx = Tx::lend(connection, Vec::new(), context, &home);
+        let tx = Tx::lend(Box::new(state), &home);
         *self.loan() = Loan::Lent(home, revoke);
         Ok(tx)
     }
@@ -267,7 +268,8 @@ impl<St: ResponseStore> RequestTransaction<St> {
     pub async fn take_back(&self) -> Result<Option<Worked<St::Connection>>, Error> {
         let loan = std::mem::replace(&mut *self.loan(), Loan::Over);
         let Loan::Lent(home, revoke) = loan else { return Ok(None) };
-        if let Some(Returned { connection, outgoing }) = home.take() {
+        if let Some(state) = home.take() {
+            let TxState { connection, outgoing, .. } = *state;
             return Ok(Some(Worked { connection, outgoing }));
         }
         revoke().await;

@@ -248,11 +248,13 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Drainer<St, S> {
     async fn step(&mut self, inbox: &Inbox<St, S>) -> Result<bool, Error> {
         match self {
             Self::Lanes(walker, handler) => {
-                let any = match handler.settings.room(handler.settings.batch) {
-                    Ok(room) => walker.step(room, &|| false).await?,
-                    Err(_) => false,
-                };
-                Ok(leased::step(inbox, handler).await?.any || any)
+                if let Ok(room) = handler.settings.room(handler.settings.batch)
+                    && walker.step(room, &|| false).await?
+                {
+                    // What has a row of its own can wait until the lanes are empty.
+                    return Ok(true);
+                }
+                Ok(leased::step(inbox, handler).await?.any)
             }
             Self::Outside(caller) => {
                 let any = caller.fill().await?.any;

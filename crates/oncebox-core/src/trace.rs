@@ -1,12 +1,13 @@
 //! W3C trace context, carried from incoming headers through the handler to outgoing messages.
 
 use std::future::Future;
+use std::sync::Arc;
 
 use crate::clock::Seed;
 use crate::headers::Headers;
 
 tokio::task_local! {
-    static CURRENT: TraceContext;
+    static CURRENT: Arc<TraceContext>;
 }
 
 /// A `traceparent` (and `tracestate`) as it stood in a message's headers.
@@ -33,11 +34,11 @@ impl TraceContext {
     ///
     /// Hand [`TraceContext::traceparent`] to whatever you call, and it appears below this handler in the trace.
     pub fn current() -> Option<Self> {
-        CURRENT.try_with(Clone::clone).ok()
+        CURRENT.try_with(|current| (**current).clone()).ok()
     }
 
     /// Runs a future as this step.
-    pub(crate) async fn scope<F: Future>(context: Option<Self>, future: F) -> F::Output {
+    pub(crate) async fn scope<F: Future>(context: Option<Arc<Self>>, future: F) -> F::Output {
         match context {
             Some(context) => CURRENT.scope(context, future).await,
             None => future.await,

@@ -9,6 +9,8 @@ use crate::message::Message;
 use crate::store::Connection;
 use crate::trace::TraceContext;
 
+const HAS_STATE: &str = "a transaction has its connection until it is dropped";
+
 /// The transaction in which a handler works: its SQL, its outgoing messages and the done mark commit together.
 ///
 /// It dereferences to the driver's connection: `sqlx::query(…).execute(&mut *tx)`. Drop it or let it go out of scope
@@ -17,28 +19,24 @@ use crate::trace::TraceContext;
 #[derive(Debug)]
 pub struct Tx<C: Connection> {
     // Empty only inside `drop`.
-    connection: Option<C>,
-    outgoing: Vec<Message>,
-    context: TxContext,
+    state: Option<Box<TxState<C>>>,
     home: Arc<Home<C>>,
 }
 
-/// What `publish` needs to know.
-#[derive(Debug, Clone)]
-pub(crate) struct TxContext {
+/// An open transaction and what goes with it from one call to the next: in a box, because it changes hands often.
+#[derive(Debug)]
+pub(crate) struct TxState<C> {
+    pub(crate) connection: C,
+    pub(crate) outgoing: Vec<Message>,
+    /// For `publish`.
     pub(crate) limits: Limits,
-    pub(crate) trace: Option<TraceContext>,
+    /// Of the message being handled, for `publish`.
+    pub(crate) trace: Option<Arc<TraceContext>>,
 }
 
 /// Where the transaction goes when the handler drops it.
 #[derive(Debug)]
-pub(crate) struct Home<C>(Mutex<Option<Returned<C>>>);
-
-#[derive(Debug)]
-pub(crate) struct Returned<C> {
-    pub(crate) connection: C,
-    pub(crate) outgoing: Vec<Message>,
-}
+pub(crate) struct Home<C>(Mutex<Option<Box<TxState<C>>>>);
 
 impl<C: Connection> Tx<C> {
     /// Sends a message once this transaction has committed, and never if it does not.
@@ -47,23 +45,19 @@ impl<C: Connection> Tx<C> {
     /// is written to the outbox together with those of the whole batch, just before the commit. A trace context the
     /// message does not carry itself is taken from the message being handled.
     pub async fn publish(&mut self, mut message: Message) -> Result<String, Error> {
-        self.context.limits.check(&message)?;
-        if let Some(trace) = &self.context.trace {
+        let state = self.state.as_mut().expect(HAS_STATE);
+        state.limits.check(&message)?;
+        if let Some(trace) = &state.trace {
             trace.inject(&mut message.headers);
         }
         let id = message.id.clone();
-        self.outgoing.push(message);
+        state.outgoing.push(message);
         Ok(id)
     }
 
-    /// A home serves one loan after another.
-    pub(crate) fn lend(
-        connection: C,
-        outgoing: Vec<Message>,
-        context: TxContext,
-        home: &Arc<Home<C>>,
-    ) -> Self {
-        Self { connection: Some(connection), outgoing, context, home: home.clone() }
+    /// A home serves one state after another.
+    pub(crate) fn lend(state: Box<TxState<C>>, home: &Arc<Home<C>>) -> Self {
+        Self { state: Some(state), home: home.clone() }
     }
 }
 
@@ -73,7 +67,7 @@ impl<C> Home<C> {
     }
 
     /// The transaction, when the handler has given it back.
-    pub(crate) fn take(&self) -> Option<Returned<C>> {
+    pub(crate) fn take(&self) -> Option<Box<TxState<C>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -82,21 +76,20 @@ impl<C: Connection> Deref for Tx<C> {
     type Target = C::Target;
 
     fn deref(&self) -> &Self::Target {
-        self.connection.as_ref().expect("a transaction has its connection until it is dropped")
+        &self.state.as_ref().expect(HAS_STATE).connection
     }
 }
 
 impl<C: Connection> DerefMut for Tx<C> {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        self.connection.as_mut().expect("a transaction has its connection until it is dropped")
+        &mut self.state.as_mut().expect(HAS_STATE).connection
     }
 }
 
 impl<C: Connection> Drop for Tx<C> {
     fn drop(&mut self) {
-        if let Some(connection) = self.connection.take() {
-            let returned = Returned { connection, outgoing: std::mem::take(&mut self.outgoing) };
-            *self.home.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(returned);
+        if let Some(state) = self.state.take() {
+            *self.home.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
         }
     }
 }

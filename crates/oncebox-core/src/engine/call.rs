@@ -1,7 +1,7 @@
 //! One call of a handler: its arguments, its time limit, its panics, and getting its transaction back.
 
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,24 +13,25 @@ use crate::extract::Call;
 use crate::failure::Failure;
 use crate::handler::Registered;
 use crate::inbox::Inbox;
+use crate::limits::Limits;
 use crate::message::Message;
 use crate::store::{Connection, Revoker, Store};
 use crate::trace::TraceContext;
-use crate::tx::{Home, Returned, Tx, TxContext};
+use crate::tx::{Home, Tx, TxState};
 
 /// An open transaction on its way from one handler call to the next.
 pub(crate) struct Open<C> {
-    pub(crate) connection: C,
-    pub(crate) outgoing: Vec<Message>,
+    pub(crate) state: Box<TxState<C>>,
     /// Of this transaction, whichever handler keeps it.
     revoke: Revoker,
     home: Arc<Home<C>>,
 }
 
 impl<C: Connection> Open<C> {
-    pub(crate) fn new(connection: C) -> Self {
+    pub(crate) fn new(connection: C, limits: Limits) -> Self {
         let revoke = connection.revoker();
-        Self { connection, outgoing: Vec::new(), revoke, home: Home::new() }
+        let state = Box::new(TxState { connection, outgoing: Vec::new(), limits, trace: None });
+        Self { state, revoke, home: Home::new() }
     }
 }
 
@@ -39,8 +40,8 @@ const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
 
 /// The time limit of one call after another, on one timer.
 ///
-/// A new timer wakes the thread that watches timers, which costs more than a short statement does. Moving one that is
-/// already set further away costs next to nothing.
+/// A new timer wakes the thread that watches timers, which costs more than a short statement does. So this one may ring
+/// too early, for a call that has ended long ago, and is then set for the one that runs.
 pub(crate) struct TimeLimit(Pin<Box<Sleep>>);
 
 impl TimeLimit {
@@ -50,13 +51,24 @@ impl TimeLimit {
 
     /// Runs a future for at most this long; `None` when that was not enough.
     async fn run<T>(&mut self, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
-        // A limit beyond all clocks is none.
+        let mut future = pin!(future);
+        let mut timer = self.0.as_mut();
         let now = Instant::now();
-        self.0.as_mut().reset(now.checked_add(limit).unwrap_or(now + LONGEST));
-        tokio::select! {
-            biased;
-            done = future => Some(done),
-            () = self.0.as_mut() => None,
+        // A limit beyond all clocks is none.
+        let end = now.checked_add(limit).unwrap_or(now + LONGEST);
+        if !(now..=end).contains(&timer.deadline()) {
+            timer.as_mut().reset(end);
+        }
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut future => return Some(done),
+                () = &mut timer => {}
+            }
+            if Instant::now() >= end {
+                return None;
+            }
+            timer.as_mut().reset(end);
         }
     }
 }
@@ -65,20 +77,18 @@ impl TimeLimit {
 pub(crate) async fn call_in_tx<St: Store, S: Clone + Send + Sync + 'static>(
     inbox: &Inbox<St, S>,
     handler: &Registered<St, S>,
-    messages: &[&Message],
+    messages: &mut Vec<Message>,
     attempt: u32,
     open: Open<St::Connection>,
     time: &mut TimeLimit,
 ) -> (Option<Open<St::Connection>>, Result<(), Failure>) {
     let trace = trace_of(inbox, messages);
-    let context = TxContext { limits: inbox.settings.limits, trace: trace.clone() };
-    let Open { connection, outgoing, revoke, home } = open;
-    let tx = Tx::lend(connection, outgoing, context, &home);
+    let Open { mut state, revoke, home } = open;
+    state.trace.clone_from(&trace);
+    let tx = Tx::lend(state, &home);
     let result = start_and_wait(inbox, handler, messages, attempt, Some(tx), trace, time).await;
     match home.take() {
-        Some(Returned { connection, outgoing }) => {
-            (Some(Open { connection, outgoing, revoke, home }), result)
-        }
+        Some(state) => (Some(Open { state, revoke, home }), result),
         None => {
             tracing::error!(
                 handler = handler.name(),
@@ -96,7 +106,7 @@ pub(crate) async fn call_in_tx<St: Store, S: Clone + Send + Sync + 'static>(
 pub(crate) async fn call_outside<St: Store, S: Clone + Send + Sync + 'static>(
     inbox: &Inbox<St, S>,
     handler: &Registered<St, S>,
-    messages: &[&Message],
+    messages: &mut Vec<Message>,
     attempt: u32,
 ) -> Result<(), Failure> {
     let trace = trace_of(inbox, messages);
@@ -106,16 +116,16 @@ pub(crate) async fn call_outside<St: Store, S: Clone + Send + Sync + 'static>(
 async fn start_and_wait<St: Store, S: Clone + Send + Sync + 'static>(
     inbox: &Inbox<St, S>,
     handler: &Registered<St, S>,
-    messages: &[&Message],
+    messages: &mut Vec<Message>,
     attempt: u32,
     tx: Option<Tx<St::Connection>>,
-    trace: Option<TraceContext>,
+    trace: Option<Arc<TraceContext>>,
     time: &mut TimeLimit,
 ) -> Result<(), Failure> {
     if let Some(gate) = &handler.settings.gate {
         gate.started(messages.len());
     }
-    let first = messages[0];
+    let first = &messages[0];
     let span = tracing::debug_span!(
         "oncebox.attempt",
         handler = handler.name(),
@@ -124,13 +134,13 @@ async fn start_and_wait<St: Store, S: Clone + Send + Sync + 'static>(
         kind = first.kind,
         messages = messages.len(),
         attempt,
-        trace_id = trace.as_ref().map(TraceContext::trace_id),
-        span_id = trace.as_ref().map(TraceContext::span_id),
-        parent_id = trace.as_ref().and_then(TraceContext::parent_id),
-        sampled = trace.as_ref().map(TraceContext::is_sampled),
+        trace_id = trace.as_deref().map(TraceContext::trace_id),
+        span_id = trace.as_deref().map(TraceContext::span_id),
+        parent_id = trace.as_deref().and_then(TraceContext::parent_id),
+        sampled = trace.as_deref().map(TraceContext::is_sampled),
         failure = tracing::field::Empty,
     );
-    let call = Call { messages, attempt, state: &inbox.state, tx };
+    let call = Call { messages, last_reader: false, attempt, state: &inbox.state, tx };
     if span.is_disabled() {
         return run_call(handler, call, trace, time).await;
     }
@@ -144,7 +154,7 @@ async fn start_and_wait<St: Store, S: Clone + Send + Sync + 'static>(
 async fn run_call<St: Store, S: Clone + Send + Sync + 'static>(
     handler: &Registered<St, S>,
     mut call: Call<'_, St, S>,
-    trace: Option<TraceContext>,
+    trace: Option<Arc<TraceContext>>,
     time: &mut TimeLimit,
 ) -> Result<(), Failure> {
     let started = std::panic::catch_unwind(AssertUnwindSafe(|| (handler.start)(&mut call)));
@@ -164,8 +174,9 @@ async fn run_call<St: Store, S: Clone + Send + Sync + 'static>(
     }
 }
 
-fn trace_of<St: Store, S>(inbox: &Inbox<St, S>, messages: &[&Message]) -> Option<TraceContext> {
-    TraceContext::extract(&messages[0].headers).map(|trace| trace.child(inbox.shared.seed.next()))
+fn trace_of<St: Store, S>(inbox: &Inbox<St, S>, messages: &[Message]) -> Option<Arc<TraceContext>> {
+    let trace = TraceContext::extract(&messages[0].headers)?;
+    Some(Arc::new(trace.child(inbox.shared.seed.next())))
 }
 
 fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {

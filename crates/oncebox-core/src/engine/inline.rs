@@ -19,6 +19,7 @@ use crate::message::Message;
 use crate::store::{
     Arrival, Commit, InlineBatch, Outcome, Park, ParkState, ReadInline, Received, Store, TxLimits,
 };
+use crate::tx::TxState;
 
 /// How many messages share a transaction at most.
 const TOGETHER: usize = 500;
@@ -87,7 +88,7 @@ where
         }
         let wanted = inbox.handlers.iter().filter(|handler| handler.wants(&message.kind));
         for handler in wanted.filter(|handler| !handler.takes_tx) {
-            if let Err(failure) = call_outside(inbox, handler, &[&message], 1).await {
+            if let Err(failure) = call_outside(inbox, handler, &mut vec![message.clone()], 1).await {
                 answers.push(Processed::Failed(failure.text()));
                 continue 'messages;
             }
@@ -216,7 +217,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for InlineWork<'_,
                 }
             };
             let message = (!handlers.is_empty()).then(|| self.arrivals[index].message.clone());
-            items.push(Item { message, attempt: 1, handlers });
+            items.push(Item { message, attempt: 1, handlers: handlers.into() });
         }
         Ok(Some(Begun { connection: batch.connection, items }))
     }
@@ -230,15 +231,16 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for InlineWork<'_,
     ) -> Result<(), Error> {
         let park: Vec<Park> = self.parks[span.clone()].iter().flatten().cloned().collect();
         let mut tallies: HashMap<String, Tally> = HashMap::new();
-        for handler in items.iter().flat_map(|item| &item.handlers) {
+        for handler in items.iter().flat_map(|item| item.handlers.iter()) {
             tallies.entry(handler.name().to_owned()).or_default().done += 1;
         }
         for parked in &park {
             tallies.entry(parked.handler.clone()).or_default().add(parked.state, parked.attempts);
         }
-        let woken = !park.is_empty() || !open.outgoing.is_empty();
-        let commit = Commit { park, outgoing: open.outgoing, ..Commit::default() };
-        self.inbox.store.commit(open.connection, commit).await?;
+        let TxState { connection, outgoing, .. } = *open.state;
+        let woken = !park.is_empty() || !outgoing.is_empty();
+        let commit = Commit { park, outgoing, ..Commit::default() };
+        self.inbox.store.commit(connection, commit).await?;
 
         let counters = &self.inbox.shared.counters;
         for index in span {

@@ -21,6 +21,7 @@ use crate::store::{
     Ahead, Claim, ClaimedLane, Commit, Connection, LaneBound, LaneRow, Lease, LeasedDelivery, MoveLanes,
     Outcome, Park, ParkState, ReadLanes, SUSPECTED, Store, Token, TxLimits,
 };
+use crate::tx::TxState;
 
 /// How long lanes are kept while they are full, before they are claimed anew.
 const CLAIM_FOR: Duration = Duration::from_secs(1);
@@ -397,6 +398,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
             batch.connection.rollback().await;
             return Ok(None);
         }
+        let (called, nobody): (Arc<[_]>, Arc<[_]>) = (Arc::new([self.handler.clone()]), Arc::new([]));
         let blamed = &self.blamed;
         let items = self
             .rows
@@ -410,7 +412,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
                 Item {
                     message: row.message.take(),
                     attempt: 1,
-                    handlers: if runs { vec![self.handler.clone()] } else { Vec::new() },
+                    handlers: if runs { called.clone() } else { nobody.clone() },
                 }
             })
             .collect();
@@ -429,6 +431,10 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
         let mut park = Vec::new();
         let blamed = rows.iter().filter(|row| self.blamed.contains_key(&(row.lane, row.seq))).count();
         for (row, item) in rows.iter().zip(items) {
+            if !item.handlers.is_empty() {
+                tally.done += 1;
+                continue;
+            }
             let Some(message) = &item.message else { continue };
             let blamed = self.blamed.get(&(row.lane, row.seq));
             let (state, attempts, error) = match blamed {
@@ -436,11 +442,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
                 Some(Outcome::Retry(delay, error)) => (ParkState::Ready(*delay), 1, Some(error.clone())),
                 _ if row.unreadable.is_some() => (ParkState::Dead, 0, row.unreadable.clone()),
                 _ if row.scheduled => (ParkState::Scheduled, 0, None),
-                _ if row.held => (ParkState::Held, 0, None),
-                _ => {
-                    tally.done += 1;
-                    continue;
-                }
+                _ => (ParkState::Held, 0, None),
             };
             tally.add(state, attempts);
             let handler = self.handler.name().to_owned();
@@ -449,7 +451,8 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
         let keep = !last || (self.keep && span.end >= self.limit);
         let positions = last_positions(rows);
         let unmarked = if keep { 0 } else { positions.len() };
-        let published = !open.outgoing.is_empty();
+        let TxState { connection, outgoing, .. } = *open.state;
+        let published = !outgoing.is_empty();
         let parked = !park.is_empty();
         let commit = Commit {
             lanes: Some(MoveLanes {
@@ -460,10 +463,10 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
             }),
             done: None,
             park,
-            outgoing: open.outgoing,
+            outgoing,
             respond: None,
         };
-        self.inbox.store.commit(open.connection, commit).await?;
+        self.inbox.store.commit(connection, commit).await?;
         self.unmarked += unmarked;
         self.written += blamed;
         tally.count(self.inbox, self.handler.name());

@@ -16,6 +16,7 @@ use crate::inbox::Inbox;
 use crate::store::{
     AskLease, Commit, DeliveryId, DoneLeases, Lease, LeasedDelivery, Outcome, Settlement, Store, TxLimits,
 };
+use crate::tx::TxState;
 
 /// How many deliveries to lease at once when each may need a transaction of its own.
 const FEW: usize = 32;
@@ -216,12 +217,13 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LeasedWork<'_,
             tracing::debug!(handler = self.handler.name(), "leases were lost before their deliveries ran");
             return Ok(None);
         };
+        let handlers: Arc<[_]> = Arc::new([self.handler.clone()]);
         let items = self.deliveries[span]
             .iter()
             .map(|delivery| Item {
                 message: Some(delivery.message.clone()),
                 attempt: delivery.lease.attempt,
-                handlers: vec![self.handler.clone()],
+                handlers: handlers.clone(),
             })
             .collect();
         Ok(Some(Begun { connection, items }))
@@ -236,13 +238,14 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LeasedWork<'_,
     ) -> Result<(), Error> {
         let leases: Vec<Lease> = self.deliveries[span].iter().map(|delivery| delivery.lease).collect();
         let count = leases.len();
-        let published = !open.outgoing.is_empty();
+        let TxState { connection, outgoing, .. } = *open.state;
+        let published = !outgoing.is_empty();
         let commit = Commit {
             done: Some(DoneLeases { handler: self.handler.name().to_owned(), leases }),
-            outgoing: open.outgoing,
+            outgoing,
             ..Commit::default()
         };
-        self.inbox.store.commit(open.connection, commit).await?;
+        self.inbox.store.commit(connection, commit).await?;
         self.inbox.shared.counters.add(self.handler.name(), Counter::Done, count);
         // The relay, or the next held message of a key, may have something to do.
         if published {

@@ -175,7 +175,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> OutsideCaller<St, S> {
             let (inbox, handler) = (self.inbox.clone(), self.handler.clone());
             self.running.spawn(async move {
                 let call = async {
-                    match call_outside(&inbox, &handler, &[&message], lease.attempt).await {
+                    match call_outside(&inbox, &handler, &mut vec![message], lease.attempt).await {
                         Ok(()) => Outcome::Done,
                         Err(failure) => {
                             tracing::debug!(

@@ -68,10 +68,11 @@ pub(crate) struct Begun<St: Store, S> {
 
 /// One delivery, or one inline message with all its handlers.
 pub(crate) struct Item<St: Store, S> {
+    /// Gone once the last of its handlers was called.
     pub(crate) message: Option<Message>,
     pub(crate) attempt: u32,
     /// Who is to be called with it; nobody when it is skipped or parked.
-    pub(crate) handlers: Vec<Arc<Registered<St, S>>>,
+    pub(crate) handlers: Arc<[Arc<Registered<St, S>>]>,
 }
 
 /// Runs the items `0..count` of a stretch. Answers how many items were committed.
@@ -118,11 +119,11 @@ where
             }
             Err(error) => return Err(error),
         };
-        let Begun { connection, items } = begun;
+        let Begun { connection, mut items } = begun;
         let span = span.start..span.start + items.len();
-        let open = Open::new(connection);
+        let open = Open::new(connection, inbox.settings.limits);
         let budget = work.may_stop_early().then_some(TRANSACTION_BUDGET);
-        match run_items(inbox, &items, open, budget).await {
+        match run_items(inbox, &mut items, open, budget).await {
             Ran::All(open, reached) => {
                 let rest = span.start + reached..span.end;
                 let span = span.start..span.start + reached;
@@ -145,7 +146,7 @@ where
             }
             Ran::Failed { open, call, earlier, failure } => {
                 let ended = match open {
-                    Some(open) => open.connection.rollback_unless_ended().await,
+                    Some(open) => open.state.connection.rollback_unless_ended().await,
                     None => false,
                 };
                 if ended && !earlier.is_empty() {
@@ -180,7 +181,7 @@ struct CallOf<St: Store, S> {
 
 async fn run_items<St, S>(
     inbox: &Inbox<St, S>,
-    items: &[Item<St, S>],
+    items: &mut [Item<St, S>],
     mut open: Open<St::Connection>,
     budget: Option<Duration>,
 ) -> Ran<St, S>
@@ -190,19 +191,23 @@ where
 {
     let started = Instant::now();
     let mut time = TimeLimit::new();
-    let mut earlier = Vec::new();
+    let mut earlier = Vec::with_capacity(items.len());
     let mut reached = items.len();
-    for (index, item) in items.iter().enumerate() {
-        let Some(message) = &item.message else { continue };
-        if item.handlers.iter().all(|handler| handler.takes_batch) {
+    // What the next call gets.
+    let mut messages = Vec::with_capacity(1);
+    for (index, item) in items.iter_mut().enumerate() {
+        let Item { message, attempt, handlers } = item;
+        let last = handlers.len().saturating_sub(1);
+        let batched = handlers.iter().filter(|handler| handler.takes_batch).count();
+        if message.is_none() || batched == handlers.len() {
             continue;
         }
-        for handler in &item.handlers {
-            if handler.takes_batch {
-                continue;
-            }
+        for (number, handler) in handlers.iter().enumerate().filter(|(_, handler)| !handler.takes_batch) {
+            let for_last = if number == last && batched == 0 { message.take() } else { message.clone() };
+            messages.clear();
+            messages.extend(for_last);
             let (given_back, result) =
-                call_in_tx(inbox, handler, &[message], item.attempt, open, &mut time).await;
+                call_in_tx(inbox, handler, &mut messages, *attempt, open, &mut time).await;
             match (given_back, result) {
                 (Some(back), Ok(())) => open = back,
                 (open, Err(failure)) => {
@@ -218,12 +223,17 @@ where
             break;
         }
     }
-    for call in batch_calls(&items[..reached]) {
-        let wanted = call.items.iter().map(|&index| &items[index]);
-        let messages: Vec<&Message> = wanted.clone().filter_map(|item| item.message.as_ref()).collect();
-        let attempt = wanted.map(|item| item.attempt).max().unwrap_or(1);
+    let calls = batch_calls(&items[..reached]);
+    let alone = calls.len() == 1;
+    for call in calls {
+        let attempt = call.items.iter().map(|&index| items[index].attempt).max().unwrap_or(1);
+        messages.clear();
+        messages.extend(call.items.iter().filter_map(|&index| {
+            let message = &mut items[index].message;
+            if alone { message.take() } else { message.clone() }
+        }));
         let (given_back, result) =
-            call_in_tx(inbox, &call.handler, &messages, attempt, open, &mut time).await;
+            call_in_tx(inbox, &call.handler, &mut messages, attempt, open, &mut time).await;
         match (given_back, result) {
             (Some(back), Ok(())) => open = back,
             (open, Err(failure)) => return Ran::Failed { open, call, earlier, failure },

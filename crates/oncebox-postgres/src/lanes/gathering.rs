@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use oncebox_core::LANES;
 use oncebox_core::store::{LaneBound, LaneRow, ReadLanes};
 
 /// A batch in the making: asks each lane for its part, then those that have more for the rest.
@@ -33,18 +34,26 @@ impl<'a> Gathering<'a> {
     /// Notes that rows were added from this place on; lanes that gave less than `quota` have no more.
     pub(crate) fn added(&mut self, from: usize, quota: usize) {
         let mut counts: HashMap<u16, usize> = HashMap::new();
-        for row in &self.found[from..] {
-            let position = self.positions.entry(row.lane).or_insert(row.seq);
-            *position = row.seq.max(*position);
-            *counts.entry(row.lane).or_default() += 1;
+        // They mostly come lane by lane.
+        for rows in self.found[from..].chunk_by(|one, next| one.lane == next.lane) {
+            let (lane, count) = (rows[0].lane, rows.len());
+            let last = rows.iter().fold(i64::MIN, |last, row| last.max(row.seq));
+            let position = self.positions.entry(lane).or_insert(last);
+            *position = last.max(*position);
+            *counts.entry(lane).or_default() += count;
         }
         self.open.retain(|bound| counts.get(&bound.lane).is_some_and(|count| *count >= quota));
     }
 
     /// The batch: lanes in the order they were asked for, each by seq.
     pub(crate) fn finish(mut self) -> Vec<LaneRow> {
-        let order: HashMap<u16, usize> = self.read.lanes.iter().map(|bound| bound.lane).zip(0..).collect();
-        self.found.sort_by_key(|row| (order.get(&row.lane).copied(), row.seq));
+        let mut order = [usize::MAX; LANES as usize];
+        for (number, bound) in self.read.lanes.iter().enumerate() {
+            if let Some(place) = order.get_mut(usize::from(bound.lane)) {
+                *place = number;
+            }
+        }
+        self.found.sort_by_key(|row| (order.get(usize::from(row.lane)).copied(), row.seq));
         self.found.truncate(self.read.limit);
         self.found
     }

@@ -48,6 +48,43 @@ pub async fn arguments_come_in_any_order<T: Subject>(subject: T) {
     assert_eq!(notes(&subject, "two").await, ["shop a 1"]);
 }
 
+/// Inline they share a transaction, and each has every message whole, whoever had it before.
+pub async fn handlers_beside_each_other_get_the_same_messages<T: Subject>(subject: T) {
+    let whole = |message: &Message| format!("{} {}", message.kind, message.payload.len());
+    let single = |name: &'static str| {
+        handler(name, move |m: Message, mut tx: TxOf<T>| async move {
+            T::record(&mut tx, Effect { note: whole(&m), ..Effect::of(name, &m) }).await
+        })
+    };
+    let batched = |name: &'static str| {
+        handler(name, move |mut tx: TxOf<T>, Batch(messages): Batch<Message>| async move {
+            for m in &messages {
+                T::record(&mut tx, Effect { note: whole(m), ..Effect::of(name, m) }).await?;
+            }
+            Ok::<(), Failure>(())
+        })
+    };
+    let inbox = Inbox::new(subject.store())
+        .on(KIND, batched("first"))
+        .on(KIND, single("second"))
+        .on(KIND, batched("third"))
+        .on(KIND, single("fourth"))
+        .on("no.batch", single("fifth"))
+        .on("no.batch", single("sixth"));
+    let inbox = registered(inbox).await;
+    let messages = numbered(3);
+    inbox.process_all(messages.clone()).await.unwrap();
+    let expected: Vec<String> = messages.iter().map(whole).collect();
+    for name in ["first", "second", "third", "fourth"] {
+        assert_eq!(notes(&subject, name).await, expected, "of {name}");
+    }
+    let alone = Message::new("no.batch", "x").id("alone");
+    inbox.process(alone.clone()).await.unwrap();
+    for name in ["fifth", "sixth"] {
+        assert_eq!(notes(&subject, name).await, [whole(&alone)], "of {name}");
+    }
+}
+
 /// One transaction, one call, many messages.
 pub async fn a_batch_handler_gets_many_messages_in_one_call<T: Subject>(subject: T) {
     let count = |mut tx: TxOf<T>, Batch(orders): Batch<Order>| async move {

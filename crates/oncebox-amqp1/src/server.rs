@@ -22,6 +22,7 @@ use url::Url;
 use uuid::Uuid;
 
 use crate::config::TlsConfig;
+use crate::guard::Guarded;
 use crate::silence::Watched;
 
 /// Larger frames than most servers use by default; the server may ask for smaller ones.
@@ -175,14 +176,14 @@ impl Server {
             .max_frame_size(FRAME_BYTES)
             .idle_time_out(self.idle_timeout);
         let opened = match &self.tls {
-            None => builder.open_with_stream(stream).await,
+            None => builder.open_with_stream(Guarded::new(stream)).await,
             Some(tls) => {
                 let connector = TlsConnector::from(Arc::new(client_config(tls)?));
                 let name = ServerName::try_from(self.host.clone())
                     .map_err(|error| self.caused("its name cannot be in a certificate", error))?;
                 let stream = connector.connect(name, stream).await;
                 let stream = stream.map_err(|error| self.caused("TLS failed", error))?;
-                builder.open_with_stream(stream).await
+                builder.open_with_stream(Guarded::new(stream)).await
             }
         };
         let mut connection = opened.map_err(|error| match error {

@@ -193,6 +193,11 @@ impl Server {
             OpenError::SaslError { .. } => {
                 self.error("it does not let us in: check `username` and `password`")
             }
+            // With TLS 1.3 the server looks for our certificate when we talk already, and its word may get lost.
+            OpenError::Io(error) if self.tls.is_some() => {
+                let what = "TLS ended (if it asks for a certificate, check `tls.certificate` and `tls.key`)";
+                self.caused(what, error)
+            }
             error => self.caused("cannot open a connection", error),
         })?;
         let session = Session::begin(&mut connection).await;

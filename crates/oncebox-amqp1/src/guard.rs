@@ -27,7 +27,9 @@ const ABORTED: usize = 9;
 /// Messages on their way to the client, by their delivery ids and as they came: the client gives no bytes of those that it
 /// cannot read.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Raw(Arc<Mutex<VecDeque<(u32, Vec<u8>)>>>);
+pub(crate) struct Raw(Arc<Mutex<VecDeque<Numbered>>>);
+
+type Numbered = (u32, Vec<u8>);
 
 impl Raw {
     /// The message that the client has received now; those before it are forgotten.

@@ -62,10 +62,19 @@ impl PrivateRabbitmq {
     ///
     /// There a client may log in with a certificate of the same authority, as the user with the certificate's name.
     pub fn start_tls() -> io::Result<Self> {
+        Self::start_tls_with("")
+    }
+
+    /// Like [`PrivateRabbitmq::start_tls`], but on the port for TLS nobody is let in without such a certificate.
+    pub fn start_mutual_tls() -> io::Result<Self> {
+        Self::start_tls_with("ssl_options.fail_if_no_peer_cert = true\n")
+    }
+
+    fn start_tls_with(settings: &str) -> io::Result<Self> {
         let programs = programs_folder()?;
         let server = Server::start(|folder| {
             let certificates = Certificates::create(folder)?;
-            Rabbitmq::prepare(&programs, folder, "", Some((free_port()?, certificates)))
+            Rabbitmq::prepare(&programs, folder, settings, Some((free_port()?, certificates)))
         })?;
         Ok(Self { server })
     }

@@ -18,6 +18,7 @@
 
 mod config;
 mod delivery;
+mod guard;
 mod lot;
 mod receiving;
 mod server;
@@ -25,6 +26,7 @@ mod silence;
 mod sink;
 mod source;
 mod values;
+mod walk;
 
 pub use config::{Amqp1SinkConfig, Amqp1SourceConfig, TlsConfig};
 pub use sink::Amqp1Sink;

@@ -48,19 +48,22 @@ impl<'a> Lot<'a> {
                     waiting.push_back(at);
                     continue;
                 }
-                match link.sender.send_batchable(delivery::write(&self.messages[at])).await {
-                    Ok(outcome) => {
+                let sending = link.sender.send_batchable(delivery::write(&self.messages[at]));
+                match link.opened.unless_ended(sending).await {
+                    Some(Ok(outcome)) => {
                         in_flight.push(async move { (at, outcome.await) });
                         behind.extend(key.map(|key| (key, VecDeque::new())));
                     }
-                    Err(error) => match Amqp1Sink::impossible(&error) {
+                    Some(Err(error)) => match Amqp1Sink::impossible(&error) {
                         Some(never) => self.answers[at] = Some(Err(never)),
                         // Some of those on their way may have an outcome yet, but nobody will tell us.
                         None => break,
                     },
+                    None => break,
                 }
             }
-            let Some((at, result)) = in_flight.next().await else { return };
+            let said = link.opened.unless_ended(in_flight.next()).await;
+            let Some((at, result)) = said.flatten() else { return };
             // Nobody knows what became of it, so those behind it wait too.
             let Some(answer) = Amqp1Sink::answer(result) else { continue };
             let waiting = self.key(at).and_then(|key| behind.remove(key)).unwrap_or_default();
@@ -102,9 +105,13 @@ impl<'a> Lot<'a> {
                     }
                 },
             };
-            let result = link.sender.send(delivery::write(&self.messages[at])).await;
-            let broken = result.as_ref().err().map(ToString::to_string);
-            let answer = match Amqp1Sink::answer(result) {
+            let sending = link.sender.send(delivery::write(&self.messages[at]));
+            let result = link.opened.unless_ended(sending).await;
+            let broken = match &result {
+                Some(result) => result.as_ref().err().map(ToString::to_string),
+                None => Some("the server ended it".to_owned()),
+            };
+            let answer = match result.and_then(Amqp1Sink::answer) {
                 Some(answer) => {
                     current = Some(link);
                     answer

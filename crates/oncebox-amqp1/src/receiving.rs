@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::config::Amqp1SourceConfig;
+use crate::guard::Raw;
 use crate::server::{Opened, Server};
 
 /// How long saying goodbye may take.
@@ -25,8 +26,16 @@ pub(crate) const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Arrived {
     pub(crate) info: DeliveryInfo,
-    /// What was wrong with its encoding, if it could not be read.
-    pub(crate) message: Result<Box<AmqpMessage<Body<Value>>>, String>,
+    pub(crate) message: Result<Box<AmqpMessage<Body<Value>>>, Undecoded>,
+}
+
+/// A message that could not be read.
+#[derive(Debug)]
+pub(crate) struct Undecoded {
+    /// What is wrong with it.
+    pub(crate) wrong: String,
+    /// All of it, as it came.
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// What the source tells the connection.
@@ -58,7 +67,7 @@ impl Receiving {
         };
         let error = match attach(&self.server, self.config.connect_timeout, &mut opened).await {
             Ok(receiver) => {
-                let mut link = Link { receiver, unsettled: 0, returned: Vec::new() };
+                let mut link = Link { receiver, raw: opened.raw.clone(), unsettled: 0, returned: Vec::new() };
                 self.attached.store(true, Ordering::Relaxed);
                 let error = tokio::select! {
                     error = self.work(&mut link) => error,
@@ -98,16 +107,17 @@ impl Receiving {
         };
         tokio::select! {
             delivery = link.receiver.recv::<Body<Value>>() => {
-                let arrived = match delivery {
+                let (info, message) = match delivery {
                     Ok(delivery) => {
                         let (info, message) = delivery.into_parts();
-                        Arrived { info, message: Ok(Box::new(message)) }
+                        (info, Ok(Box::new(message)))
                     }
-                    Err(RecvError::MessageDecode(wrong)) => {
-                        Arrived { info: wrong.info, message: Err(wrong.source.to_string()) }
-                    }
+                    Err(RecvError::MessageDecode(error)) => (error.info, Err(error.source.to_string())),
                     Err(error) => return Err(self.server.caused("the connection failed", error)),
                 };
+                let bytes = link.raw.take(info.delivery_id());
+                let undecoded = |wrong| Undecoded { wrong, bytes: bytes.unwrap_or_default() };
+                let arrived = Arrived { info, message: message.map_err(undecoded) };
                 link.unsettled += 1;
                 // There is room for `prefetch`, and never more on the way.
                 let sent = self.arrivals.send(arrived).await;
@@ -159,6 +169,7 @@ async fn attach(server: &Server, connect_timeout: Duration, opened: &mut Opened)
 
 struct Link {
     receiver: Receiver,
+    raw: Raw,
     /// How many were received and not settled.
     unsettled: u32,
     /// Messages to be given back, and when: at once, the server would send them at once.

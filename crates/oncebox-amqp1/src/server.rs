@@ -22,6 +22,7 @@ use url::Url;
 use uuid::Uuid;
 
 use crate::config::TlsConfig;
+use crate::guard::{Guarded, Raw};
 use crate::silence::Watched;
 
 /// Larger frames than most servers use by default; the server may ask for smaller ones.
@@ -59,6 +60,8 @@ pub(crate) struct Server {
 pub(crate) struct Opened {
     pub(crate) session: SessionHandle<()>,
     pub(crate) connection: ConnectionHandle<()>,
+    /// What the server sends, as it came.
+    pub(crate) raw: Raw,
 }
 
 impl Access<'_> {
@@ -174,26 +177,32 @@ impl Server {
             .sasl_profile(self.login.clone())
             .max_frame_size(FRAME_BYTES)
             .idle_time_out(self.idle_timeout);
+        let raw = Raw::default();
         let opened = match &self.tls {
-            None => builder.open_with_stream(stream).await,
+            None => builder.open_with_stream(Guarded::new(stream, raw.clone())).await,
             Some(tls) => {
                 let connector = TlsConnector::from(Arc::new(client_config(tls)?));
                 let name = ServerName::try_from(self.host.clone())
                     .map_err(|error| self.caused("its name cannot be in a certificate", error))?;
                 let stream = connector.connect(name, stream).await;
                 let stream = stream.map_err(|error| self.caused("TLS failed", error))?;
-                builder.open_with_stream(stream).await
+                builder.open_with_stream(Guarded::new(stream, raw.clone())).await
             }
         };
         let mut connection = opened.map_err(|error| match error {
             OpenError::SaslError { .. } => {
                 self.error("it does not let us in: check `username` and `password`")
             }
+            // With TLS 1.3 the server looks for our certificate when we talk already, and its word may get lost.
+            OpenError::Io(error) if self.tls.is_some() => {
+                let what = "TLS ended (if it asks for a certificate, check `tls.certificate` and `tls.key`)";
+                self.caused(what, error)
+            }
             error => self.caused("cannot open a connection", error),
         })?;
         let session = Session::begin(&mut connection).await;
         let session = session.map_err(|error| self.caused("cannot begin a session", error))?;
-        Ok(Opened { session, connection })
+        Ok(Opened { session, connection, raw })
     }
 
     /// An error that names the server and the address.
@@ -209,6 +218,17 @@ impl Server {
 }
 
 impl Opened {
+    /// Waits for something of this session; `None` when the session ends before. The client alone would wait for the
+    /// outcome of a message for ever.
+    pub(crate) async fn unless_ended<T>(&mut self, waiting: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            // What has come before the end counts.
+            biased;
+            come = waiting => Some(come),
+            _ = self.session.on_end() => None,
+        }
+    }
+
     /// Says goodbye. That the other side answers strangely (RabbitMQ 3 does) is nobody's business any more.
     pub(crate) async fn close(mut self) {
         let _ = self.session.end().await;

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::Amqp1SourceConfig;
 use crate::delivery;
-use crate::receiving::{self, Arrived, Receiving, Settled};
+use crate::receiving::{self, Arrived, Receiving, Settled, Undecoded};
 use crate::server::Server;
 
 /// How long telling the server may take before settling has failed.
@@ -36,7 +36,7 @@ pub struct Amqp1Receipt {
     /// Deliveries mean something on their own connection only.
     connection: u64,
     info: DeliveryInfo,
-    /// It could not be decoded, so the server must keep its bytes.
+    /// It could not be decoded, so the server is to put it aside.
     undecoded: bool,
 }
 
@@ -93,12 +93,12 @@ impl Amqp1Source {
                     [wrong, incoming.fault].into_iter().flatten().reduce(|a, b| format!("{a}; {b}"));
                 incoming
             }
-            Err(error) => {
-                let tag = info.delivery_tag().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-                let message = Message::with_id(String::new(), String::new(), "").header("delivery-tag", tag);
+            Err(Undecoded { wrong, bytes }) => {
+                let message = Message::with_id(String::new(), String::new(), bytes);
                 let mut incoming = Incoming::new(message, Amqp1Receipt { connection, info, undecoded: true });
                 incoming.fault = Some(format!(
-                    "it is no valid AMQP message ({error}); it was rejected, so the server has it"
+                    "it is no valid AMQP message ({wrong}); all of it is kept as it came, and the server was told that \
+                     it is rejected"
                 ));
                 incoming
             }

@@ -12,13 +12,12 @@ use fe2o3_amqp_types::messaging::{
     AmqpSequence, AmqpValue, Body, Data, Message as AmqpMessage, MessageId, Properties,
 };
 use fe2o3_amqp_types::primitives::{Binary, OrderedMap, Uuid, Value};
-use oncebox_amqp1::{Amqp1Receipt, Amqp1Sink, Amqp1SinkConfig, Amqp1Source, Amqp1SourceConfig, TlsConfig};
-use oncebox_core::{Incoming, Message, Settle, Sink, Source};
+use oncebox_amqp1::{Amqp1Sink, Amqp1SinkConfig, Amqp1Source, Amqp1SourceConfig, TlsConfig};
+use oncebox_core::{Message, Settle, Sink, Source};
 use oncebox_testkit::{DEADLINE, Proxy};
+use support::taking::{config, put, settle, source, take};
 use support::{fresh_name, plain};
 use xtask::rabbitmq::PrivateRabbitmq;
-
-type Lot = Vec<Incoming<Amqp1Receipt>>;
 
 /// The port of the shared server; the test is skipped where there is none.
 macro_rules! port {
@@ -28,52 +27,6 @@ macro_rules! port {
             None => return,
         }
     };
-}
-
-fn config(port: u16, queue: &str) -> Amqp1SourceConfig {
-    Amqp1SourceConfig::new(format!("amqp://guest:guest@127.0.0.1:{port}"), format!("/amq/queue/{queue}"))
-        .idle_timeout(Duration::from_secs(4))
-        .return_after(Duration::from_millis(300))
-}
-
-fn source(config: Amqp1SourceConfig) -> Amqp1Source {
-    Amqp1Source::new("orders", config).unwrap()
-}
-
-async fn put(port: u16, queue: &str, ids: &[&str]) {
-    let message = |id: &&str| {
-        let message = Message::with_id(*id, "order.placed", "x");
-        plain::message_for(&plain::delivery(&message, Some(id.as_bytes())))
-    };
-    let messages: Vec<_> = ids.iter().map(message).collect();
-    plain::send(port, &format!("/amq/queue/{queue}"), &messages).await.unwrap();
-}
-
-/// What comes next; errors are passed over, as the engine does.
-async fn next(source: &mut Amqp1Source) -> Lot {
-    let answered = async {
-        loop {
-            match source.next(1000).await {
-                Ok(lot) => return lot,
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-            }
-        }
-    };
-    tokio::time::timeout(DEADLINE, answered).await.expect("something comes")
-}
-
-/// Takes until all of these have come, and gives back every receipt.
-async fn take(source: &mut Amqp1Source, ids: &[&str]) -> Lot {
-    let mut all: Lot = Vec::new();
-    while ids.iter().any(|id| all.iter().all(|one| one.message.id != *id)) {
-        all.extend(next(source).await);
-    }
-    all
-}
-
-async fn settle(source: &mut Amqp1Source, lot: Lot, how: Settle) {
-    let settled = lot.into_iter().map(|one| (one.receipt, how)).collect();
-    source.settle(settled).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,6 +14,7 @@ use oncebox_testkit::within_deadline;
 use support::{fresh_name, plain};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use xtask::certificates::Certificates;
 use xtask::rabbitmq::PrivateRabbitmq;
 
 macro_rules! port {
@@ -135,4 +136,45 @@ async fn the_files_of_a_client_certificate_are_read() {
             }
         }
     }
+}
+
+/// A certificate instead of a password is not offered: the user is asked for as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_the_server_wants_a_certificate_nobody_else_is_let_in() {
+    if xtask::rabbitmq::programs_folder().is_err() {
+        return;
+    }
+    let server = tokio::task::spawn_blocking(|| PrivateRabbitmq::start_mutual_tls().unwrap()).await.unwrap();
+    let queue = fresh_name();
+    plain::create_queue(server.port(), &queue).await;
+    let (url, address) = (server.tls_url().unwrap(), format!("/amq/queue/{queue}"));
+    let files = server.certificates().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let of_stranger = Certificates::create(elsewhere.path()).unwrap();
+    let tls = |shown: Option<&Certificates>| TlsConfig {
+        ca: Some(files.authority.clone()),
+        certificate: shown.map(|files| files.certificate.clone()),
+        key: shown.map(|files| files.key.clone()),
+    };
+    let sink = |shown| Amqp1Sink::new(Amqp1SinkConfig::new(&url, &address).tls(tls(shown))).unwrap();
+    let source =
+        |shown| Amqp1Source::new("orders", Amqp1SourceConfig::new(&url, &address).tls(tls(shown))).unwrap();
+    within_deadline(async {
+        let message = [Message::new("k", "x").id("1")];
+        assert_eq!(sink(Some(files)).send(&message).await.unwrap(), [Ok(())]);
+        let got = source(Some(files)).next(1).await.unwrap();
+        assert_eq!(got[0].message.id, "1");
+        for shown in [None, Some(&of_stranger)] {
+            for error in [
+                sink(shown).send(&message).await.unwrap_err(),
+                sink(shown).check().await.unwrap_err(),
+                source(shown).next(1).await.unwrap_err(),
+                source(shown).check().await.unwrap_err(),
+            ] {
+                let error = error.to_string();
+                assert!(error.contains("`tls.certificate`"), "{error}");
+            }
+        }
+    })
+    .await;
 }

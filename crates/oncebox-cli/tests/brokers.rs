@@ -14,7 +14,14 @@ fn error_of(output: &Output) -> String {
 }
 
 /// Runs it, and checks that each figure is there.
-#[cfg(any(feature = "amqp1", feature = "mqtt", feature = "nats", feature = "rabbitmq", feature = "redis"))]
+#[cfg(any(
+    feature = "amqp1",
+    feature = "kafka",
+    feature = "mqtt",
+    feature = "nats",
+    feature = "rabbitmq",
+    feature = "redis"
+))]
 fn every_figure_is_positive(broker: &str, source: &str) {
     use serde_json::Value;
 
@@ -83,6 +90,23 @@ fn mqtt_is_measured_and_keeps_nothing() {
     let saved = std::fs::read(server.folder().join("data/mosquitto.db")).expect("it has saved its sessions");
     let name = b"oncebox";
     assert!(!saved.windows(name.len()).any(|part| part == name), "sessions were left behind");
+}
+
+/// On Tansu, which is built only by `cargo xtask test --all`.
+#[cfg(feature = "kafka")]
+#[test]
+fn kafka_is_measured_and_keeps_nothing() {
+    let server = xtask::tansu::PrivateTansu::start();
+    let Some(server) = xtask::server::if_installed(server, xtask::steps::ALL_VARIABLE) else { return };
+    every_figure_is_positive("kafka", &format!("kafka://{}", server.url()));
+    assert_eq!(server.topics().expect("Tansu is there"), [""; 0], "topics were left behind");
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn a_kafka_that_is_away_is_named() {
+    let error = error_of(&bench("kafka://127.0.0.1:1"));
+    assert!(error.contains("Kafka cannot be reached at 127.0.0.1:1"), "{error}");
 }
 
 /// One server for both protocols, because it takes long to start.

@@ -23,6 +23,7 @@ mod partitions;
 mod record;
 mod sink;
 mod source;
+mod trouble;
 
 pub use config::{KafkaSinkConfig, KafkaSourceConfig, Start};
 pub use partitions::Receipt;

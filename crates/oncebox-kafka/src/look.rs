@@ -1,7 +1,6 @@
 //! Questions to the brokers: who is there, and which topics.
 
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncebox_core::{Error, ErrorKind};
 use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
@@ -12,16 +11,25 @@ use rdkafka::producer::{BaseProducer, Producer, ProducerContext};
 use rdkafka::{ClientConfig, ClientContext};
 
 use crate::config::refused;
+use crate::trouble::Trouble;
 
 /// How long the brokers may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(8);
+/// How long the client is asked what it has to complain about.
+const COMPLAIN_WITHIN: Duration = Duration::from_millis(50);
 
 /// Looks for the topics of a source; joins no group.
 pub(crate) async fn for_source(client: ClientConfig, topics: Vec<String>) -> Result<String, Error> {
     look(client, topics, |client| {
         let consumer: BaseConsumer<Noted> = BaseConsumer::from_config_and_context(client, Noted::default())?;
-        let found = consumer.fetch_metadata(None, ANSWER_WITHIN);
-        Ok((found, consumer.context().last()))
+        Ok(consumer.fetch_metadata(None, ANSWER_WITHIN).map_err(|error| {
+            // It calls back only from here, and stops after each complaint.
+            let asked_at = Instant::now();
+            while asked_at.elapsed() < COMPLAIN_WITHIN {
+                let _ = consumer.poll(COMPLAIN_WITHIN);
+            }
+            consumer.context().0.explain(&error.to_string())
+        }))
     })
     .await
 }
@@ -30,13 +38,16 @@ pub(crate) async fn for_source(client: ClientConfig, topics: Vec<String>) -> Res
 pub(crate) async fn for_sink(client: ClientConfig, topic: String) -> Result<String, Error> {
     look(client, vec![topic], |client| {
         let producer: BaseProducer<Noted> = BaseProducer::from_config_and_context(client, Noted::default())?;
-        let found = producer.client().fetch_metadata(None, ANSWER_WITHIN);
-        Ok((found, producer.context().last()))
+        Ok(producer.client().fetch_metadata(None, ANSWER_WITHIN).map_err(|error| {
+            producer.poll(COMPLAIN_WITHIN);
+            producer.context().0.explain(&error.to_string())
+        }))
     })
     .await
 }
 
-type Asked = Result<(Result<Metadata, KafkaError>, String), KafkaError>;
+/// Which topics there are, or why nobody says; or the settings are none.
+type Asked = Result<Result<Metadata, String>, KafkaError>;
 
 /// Asks for all topics: a question about one of them might create it.
 async fn look(
@@ -48,9 +59,7 @@ async fn look(
     let asking = tokio::task::spawn_blocking(move || ask(&client)).await;
     let asked =
         asking.map_err(|error| Error::caused(ErrorKind::Unavailable, "the brokers were not asked", error))?;
-    let (found, last) = asked.map_err(refused)?;
-    let found = found.map_err(|error| {
-        let why = if last.is_empty() { error.to_string() } else { last };
+    let found = asked.map_err(refused)?.map_err(|why| {
         let text = format!(
             "no broker answers at {brokers} (is it running? check `brokers`, and what `properties` say of \
              security): {why}"
@@ -69,26 +78,17 @@ async fn look(
     }
 }
 
-/// Keeps the last thing that librdkafka complained about: its errors only say that time is up.
+/// Notes what goes wrong.
 #[derive(Default)]
-struct Noted(Mutex<String>);
-
-impl Noted {
-    fn last(&self) -> String {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
+struct Noted(Trouble);
 
 impl ClientContext for Noted {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
-        if level as i32 <= RDKafkaLogLevel::Error as i32 {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = text.to_owned();
-        }
         crate::log(level, facility, text);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        tracing::debug!(%error, reason, "the client reports");
+        self.0.note(&error, reason);
     }
 }
 

@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 use crate::config::{KafkaSourceConfig, Start, refused};
 use crate::partitions::{Partitions, Receipt};
 use crate::record;
+use crate::trouble::Trouble;
 
 /// How long one poll waits for something to happen.
 const POLL: Duration = Duration::from_millis(100);
@@ -66,6 +67,7 @@ impl Member {
             most: config.prefetch,
             most_bytes: config.prefetch_bytes,
             state: Mutex::default(),
+            trouble: Trouble::default(),
             arrived: Notify::new(),
             room: Condvar::new(),
             done: Condvar::new(),
@@ -184,10 +186,11 @@ impl Member {
             return Ok(None);
         }
         let failed = |error: KafkaError| {
-            let text = format!("source `{}` cannot ask how much waits", self.shared.name);
-            Error::caused(ErrorKind::Unavailable, text, error)
+            let text = format!("source `{}` cannot ask how much waits: {error}", self.shared.name);
+            Error::new(ErrorKind::Unavailable, self.shared.trouble.explain(&text))
         };
         let ends = offsets(&consumer, &positions, Offset::End).map_err(failed)?;
+        self.shared.trouble.is_over();
         let mut unknown = TopicPartitionList::new();
         for (topic, partition, position) in &positions {
             if position.is_none() {
@@ -253,6 +256,7 @@ struct Shared {
     most: usize,
     most_bytes: usize,
     state: Mutex<State>,
+    trouble: Trouble,
     /// Something has arrived, or went wrong.
     arrived: Notify,
     /// There is room again, or it is time to stop.
@@ -353,13 +357,17 @@ impl ClientContext for Group {
 
     fn error(&self, error: KafkaError, reason: &str) {
         let source = self.shared.name.as_str();
+        self.shared.trouble.note(&error, reason);
         match error.rdkafka_error_code() {
             // One of several brokers, and the client connects again by itself.
             Some(RDKafkaErrorCode::BrokerTransportFailure) => {
                 tracing::debug!(source, reason, "a connection to a broker broke");
             }
             Some(RDKafkaErrorCode::PartitionEOF) => {}
-            _ => self.shared.report(Error::new(ErrorKind::Unavailable, format!("Kafka: {reason}"))),
+            _ => {
+                let text = self.shared.trouble.explain(&format!("Kafka: {reason}"));
+                self.shared.report(Error::new(ErrorKind::Unavailable, text));
+            }
         }
     }
 }

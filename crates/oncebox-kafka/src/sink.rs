@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 use crate::config::{KafkaSinkConfig, refused};
 use crate::look;
 use crate::record;
+use crate::trouble::Trouble;
 
 /// How long to wait while the producer's own queue is full.
 const FULL: Duration = Duration::from_millis(10);
@@ -54,7 +55,8 @@ impl KafkaSink {
         if let Some(producer) = &*slot {
             return Ok(producer.clone());
         }
-        let producer = ThreadedProducer::from_config_and_context(&self.client, Reports).map_err(refused)?;
+        let producer =
+            ThreadedProducer::from_config_and_context(&self.client, Reports::default()).map_err(refused)?;
         Ok(slot.insert(Arc::new(producer)).clone())
     }
 
@@ -138,9 +140,10 @@ impl Sink for KafkaSink {
                 }
             }
         }
-        if let Some(error) = self.whole(&answers) {
+        if let Some(error) = self.whole(&answers, &producer.context().trouble) {
             return Err(error);
         }
+        producer.context().trouble.is_over();
         Ok(answers.into_iter().map(|answer| answer.map_err(Refusal::into_failure)).collect())
     }
 
@@ -151,12 +154,13 @@ impl Sink for KafkaSink {
 
 impl KafkaSink {
     /// The error when nothing was sent for a reason that no message has to do with.
-    fn whole(&self, answers: &[Result<(), Refusal>]) -> Option<Error> {
+    fn whole(&self, answers: &[Result<(), Refusal>], trouble: &Trouble) -> Option<Error> {
         let mut first = None;
         for answer in answers {
             match answer {
                 Err(Refusal::Away(why)) => {
-                    first = first.or(Some(format!("no broker has confirmed anything: {why}")))
+                    let text = || trouble.explain(&format!("no broker has confirmed anything: {why}"));
+                    first = first.or_else(|| Some(text()));
                 }
                 Err(Refusal::Topic(why)) => {
                     let topic = &self.topic;
@@ -286,7 +290,10 @@ impl Call {
 }
 
 /// What librdkafka calls, on the producer's thread.
-struct Reports;
+#[derive(Default)]
+struct Reports {
+    trouble: Trouble,
+}
 
 impl ClientContext for Reports {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
@@ -294,6 +301,7 @@ impl ClientContext for Reports {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
+        self.trouble.note(&error, reason);
         tracing::debug!(%error, reason, "the producer reports");
     }
 }

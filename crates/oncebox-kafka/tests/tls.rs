@@ -15,9 +15,10 @@ use oncebox_kafka::{KafkaSink, KafkaSinkConfig, KafkaSource, KafkaSourceConfig};
 use oncebox_testkit::within_deadline;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use xtask::certificates::Certificates;
 use xtask::tansu::PrivateTansu;
 
@@ -34,6 +35,10 @@ struct Guarded {
 
 /// A server that can be reached through TLS only; `None` when Tansu is not built.
 async fn start() -> Option<Guarded> {
+    start_with(acceptor).await
+}
+
+async fn start_with(acceptor: impl FnOnce(&Certificates) -> TlsAcceptor) -> Option<Guarded> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let server = support::tansu_behind(address.port())?;
@@ -50,6 +55,17 @@ fn acceptor(certificates: &Certificates) -> TlsAcceptor {
     let config =
         ServerConfig::builder().with_no_client_auth().with_single_cert(vec![certificate], key).unwrap();
     TlsAcceptor::from(Arc::new(config))
+}
+
+/// Asks for a certificate of the same authority as the server's.
+fn acceptor_of_known_clients(certificates: &Certificates) -> TlsAcceptor {
+    let mut authorities = RootCertStore::empty();
+    authorities.add(CertificateDer::from_pem_file(&certificates.authority).unwrap()).unwrap();
+    let verifier = WebPkiClientVerifier::builder(Arc::new(authorities)).build().unwrap();
+    let certificate = CertificateDer::from_pem_file(&certificates.certificate).unwrap();
+    let key = PrivateKeyDer::from_pem_file(&certificates.key).unwrap();
+    let config = ServerConfig::builder().with_client_cert_verifier(verifier);
+    TlsAcceptor::from(Arc::new(config.with_single_cert(vec![certificate], key).unwrap()))
 }
 
 async fn unwrap_tls(listener: TcpListener, acceptor: TlsAcceptor, port: u16) {
@@ -96,11 +112,15 @@ async fn goes_around(address: SocketAddr, properties: &Properties) {
     source.settle(taken.into_iter().map(|one| (one.receipt, Settle::Accept)).collect()).await.unwrap();
 }
 
+/// What a source says of a server that hangs up without a word.
+const HANGS_UP: &str = "brokers are down";
+
 /// Neither end gets through, and both say why.
 async fn is_refused(address: SocketAddr, properties: &Properties, why: &str) {
     let error =
         sink(address, properties).send(&[Message::new("order.placed", "x").id("2")]).await.unwrap_err();
     assert!(error.is_transient() && error.to_string().contains("no broker"), "{error}");
+    assert!(why == HANGS_UP || error.to_string().contains(why), "{error}");
     let mut source = source(address, properties);
     let said = async {
         loop {
@@ -123,7 +143,7 @@ async fn messages_go_over_tls_and_to_nobody_else() {
         let other = Certificates::create(other.path()).unwrap();
         is_refused(guarded.address, &trusting(&other.authority), "certificate verify failed").await;
         // Who does not speak TLS is not heard.
-        is_refused(guarded.address, &Vec::new(), "brokers are down").await;
+        is_refused(guarded.address, &Vec::new(), HANGS_UP).await;
         // The right authority, but the certificate is not for this host.
         let elsewhere = TcpListener::bind("127.0.0.2:0").await.unwrap();
         let address = elsewhere.local_addr().unwrap();
@@ -151,7 +171,30 @@ async fn a_login_with_scram_needs_the_right_password() {
         };
         goes_around(guarded.address, &login("open-sesame")).await;
         is_refused(guarded.address, &login("open-barley"), "uthentication").await;
-        is_refused(guarded.address, &trusting(&guarded.certificates.authority), "brokers are down").await;
+        is_refused(guarded.address, &trusting(&guarded.certificates.authority), HANGS_UP).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_clients_need_a_certificate_only_one_of_the_right_authority_is_let_in() {
+    let Some(guarded) = start_with(acceptor_of_known_clients).await else { return };
+    within_deadline(async {
+        let authority = &guarded.certificates.authority;
+        let known = |own: &Certificates| {
+            let mut properties = trusting(authority);
+            properties.push(("ssl.certificate.location", own.certificate.display().to_string()));
+            properties.push(("ssl.key.location", own.key.display().to_string()));
+            properties
+        };
+        goes_around(guarded.address, &known(&guarded.certificates)).await;
+        let required = "certificate required";
+        is_refused(guarded.address, &trusting(authority), required).await;
+        let error = source(guarded.address, &trusting(authority)).check().await.unwrap_err().to_string();
+        assert!(error.contains(required), "{error}");
+        let other = tempfile::tempdir_in(guarded.folder.path()).unwrap();
+        let other = Certificates::create(other.path()).unwrap();
+        is_refused(guarded.address, &known(&other), "SSL alert").await;
     })
     .await;
 }

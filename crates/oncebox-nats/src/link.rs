@@ -1,7 +1,10 @@
 //! From settings to a connection.
 
+use std::error::Error as _;
+use std::io;
 use std::time::Duration;
 
+use async_nats::rustls;
 use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr};
 use oncebox_core::access::without_login;
 use oncebox_core::{Error, ErrorKind};
@@ -41,6 +44,7 @@ pub(crate) async fn connect(
         let remedy = match error.kind() {
             ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => " (check `auth`)",
             ConnectErrorKind::Tls => " (check `tls`)",
+            _ if is_about_tls(&error) => " (check `tls`)",
             _ => " (is it running? check `url`)",
         };
         let text = format!("cannot connect to NATS at {}{remedy}", without_login(target.url));
@@ -81,6 +85,19 @@ pub(crate) async fn connect(
     Ok((client, is_lost))
 }
 
+/// A server that wants another certificate of ours says so after the handshake: for the client the connection broke.
+fn is_about_tls(error: &async_nats::ConnectError) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let of_io = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if of_io.is_some_and(|inner| inner.is::<rustls::Error>()) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
 fn servers(url: &str) -> Result<Vec<ServerAddr>, Error> {
     let parsed = url.split(',').map(|one| {
         one.trim().parse::<ServerAddr>().map_err(|_| {
@@ -91,7 +108,7 @@ fn servers(url: &str) -> Result<Vec<ServerAddr>, Error> {
 }
 
 async fn authenticated(servers: &[ServerAddr], auth: &NatsAuth) -> Result<ConnectOptions, Error> {
-    let unreadable = |what: &str, error: std::io::Error| {
+    let unreadable = |what: &str, error: io::Error| {
         Error::caused(ErrorKind::Invalid, format!("auth: the {what} cannot be used"), error)
     };
     if let (Some(user), Some(password)) = (&auth.user, &auth.password) {

@@ -92,9 +92,6 @@ macro_rules! common {
         type Sink = KafkaSink;
 
         const FACTS: BrokerFacts = FACTS;
-        // The first member of a group waits for others to come: three seconds on the mock cluster, as on Kafka itself,
-        // and nearly as long on Tansu.
-        const STOPS: usize = 12;
 
         fn address(&self) -> SocketAddr {
             self.place.address()
@@ -158,6 +155,10 @@ impl MockSubject {
 
 impl BrokerSubject for MockSubject {
     common!(KafkaSource);
+
+    // Who joins waits two seconds after another one has left. A shorter session ends while the first member of a group
+    // waits for others, which takes three, as on Kafka itself, and cannot be set from Rust.
+    const STOPS: usize = 12;
 
     async fn create() -> Option<Self> {
         let mock = Mock::start();

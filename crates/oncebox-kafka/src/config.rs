@@ -43,7 +43,8 @@ pub struct KafkaSourceConfig {
     pub start: Start,
     /// How many messages the source holds ready; 2,000 unless set.
     pub prefetch: usize,
-    /// How many bytes of messages the source holds ready, and the client library once more; 16 MiB unless set.
+    /// How many bytes of messages the source holds ready; 16 MiB unless set. The client library has as many, and at most one
+    /// answer of a broker more.
     pub prefetch_bytes: usize,
     /// Any other property of librdkafka, such as `security.protocol`; see its `CONFIGURATION.md`.
     #[serde(deserialize_with = "properties")]

@@ -34,8 +34,8 @@ pub(crate) struct Arrived {
 pub(crate) struct Undecoded {
     /// What is wrong with it.
     pub(crate) wrong: String,
-    /// All of it, as it came.
-    pub(crate) bytes: Vec<u8>,
+    /// All of it, as it came, unless the server wrote it in a way in which we do not find it.
+    pub(crate) bytes: Option<Vec<u8>>,
 }
 
 /// What the source tells the connection.
@@ -116,7 +116,7 @@ impl Receiving {
                     Err(error) => return Err(self.server.caused("the connection failed", error)),
                 };
                 let bytes = link.raw.take(info.delivery_id());
-                let undecoded = |wrong| Undecoded { wrong, bytes: bytes.unwrap_or_default() };
+                let undecoded = |wrong| Undecoded { wrong, bytes };
                 let arrived = Arrived { info, message: message.map_err(undecoded) };
                 link.unsettled += 1;
                 // There is room for `prefetch`, and never more on the way.

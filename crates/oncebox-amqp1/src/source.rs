@@ -94,11 +94,16 @@ impl Amqp1Source {
                 incoming
             }
             Err(Undecoded { wrong, bytes }) => {
-                let message = Message::with_id(String::new(), String::new(), bytes);
+                let kept =
+                    if bytes.is_some() { "all of it is kept as it came" } else { "its bytes are not known" };
+                let mut message = Message::with_id(String::new(), String::new(), bytes.unwrap_or_default());
+                if message.payload.is_empty() {
+                    // So that another one without bytes is not the same one.
+                    message.headers.push("delivery-tag", info.delivery_tag().to_vec());
+                }
                 let mut incoming = Incoming::new(message, Amqp1Receipt { connection, info, undecoded: true });
                 incoming.fault = Some(format!(
-                    "it is no valid AMQP message ({wrong}); all of it is kept as it came, and the server was told that \
-                     it is rejected"
+                    "it is no AMQP message that can be read ({wrong}); {kept}, and the server was told that it is rejected"
                 ));
                 incoming
             }

@@ -2,11 +2,13 @@
 //!
 //! The client reads values inside values by recursion without a limit: a message of a few hundred bytes overflows its
 //! stack, which ends the process, and the server delivers it again to the next one. It also panics over lengths and counts
-//! that cannot be. Such a message gets bytes with which no value begins, from that place on, so the client
+//! that cannot be, and asks for as much memory as a length says before it looks whether so much has come. Such a message gets bytes with which no value begins, from that place on, so the client
 //! refuses it like any other that is not valid. The server still has it as it was.
 
 /// So many values may be inside each other.
 pub(crate) const DEEPEST: usize = 64;
+/// The first byte of a length below 128 MiB, or of so large a count: as many bytes as RabbitMQ takes for a message.
+const LARGEST: u8 = 0x07;
 /// No value begins with this byte.
 const SPOILT: u8 = 0xff;
 /// A descriptor follows, then the value that it describes.
@@ -30,8 +32,8 @@ enum Next {
     Head(Head),
     /// The first of so many that nobody looks at.
     Content(u64),
-    /// Part of a message that is refused.
-    Spoilt,
+    /// Part of a message that is refused: these bytes, and then none with which a value begins.
+    Spoilt(&'static [u8]),
 }
 
 /// The length of a value and, where others are in it, their count; each has `width` bytes.
@@ -67,10 +69,13 @@ impl Walk {
                     read = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len() - at);
                     self.content(left - read as u64);
                 }
-                Next::Spoilt => {}
+                Next::Spoilt(_) => {}
             }
-            if matches!(self.next, Next::Spoilt) {
-                return bytes[at..].fill(SPOILT);
+            if let Next::Spoilt(first) = &mut self.next {
+                for byte in &mut bytes[at..] {
+                    *byte = first.split_off_first().copied().unwrap_or(SPOILT);
+                }
+                return;
             }
             at += read;
         }
@@ -88,7 +93,7 @@ impl Walk {
         // The client loses its way among lists, maps and arrays in an array.
         match code {
             0xa0..=0xbf => self.begin(code),
-            _ => self.next = Next::Spoilt,
+            _ => self.next = Next::Spoilt(&[]),
         }
     }
 
@@ -102,7 +107,7 @@ impl Walk {
             DESCRIBED => self.enter(Open::List(2)),
             0xa0..=0xaf | 0xc0..=0xcf | 0xe0..=0xef => self.next = head(1),
             0xb0..=0xbf | 0xd0..=0xdf | 0xf0..=0xfe => self.next = head(4),
-            _ => self.next = Next::Spoilt,
+            _ => self.next = Next::Spoilt(&[]),
         }
     }
 
@@ -112,9 +117,26 @@ impl Walk {
         *part = *part << 8 | u32::from(byte);
         head.come += 1;
         self.next = Next::Head(head);
-        // The length covers the count, and the code of an array that is not empty.
+        let is_map = matches!(head.code, 0xc1 | 0xd1);
+        // The length covers the count, and the code of an array that is not empty. It gets one that could be, of a value
+        // that lacks what should be in it.
         if holds_others && !is_array && head.come == head.width && head.length < u32::from(head.width) {
-            self.next = Next::Spoilt;
+            let could_be: &[u8] = match (head.width, is_map) {
+                (1, false) => &[2, 1],
+                (1, true) => &[3, 2],
+                (_, false) => &[5, 0, 0, 0, 1],
+                (_, true) => &[6, 0, 0, 0, 2],
+            };
+            return self.next = Next::Spoilt(could_be);
+        }
+        // The client asks for as much memory as a length says, and adds counts up.
+        if head.width == 4 && byte > LARGEST && !is_array {
+            match (head.come, holds_others) {
+                (1, false) => return self.next = Next::Spoilt(&[LARGEST]),
+                (5, true) if is_map => return self.next = Next::Spoilt(&[0, 0, 0, 2]),
+                (5, true) => return self.next = Next::Spoilt(&[0, 0, 0, 1]),
+                _ => {}
+            }
         }
         if head.come < if holds_others { 2 * head.width } else { head.width } {
             return;
@@ -123,8 +145,8 @@ impl Walk {
             _ if !holds_others => self.content(head.length.into()),
             0 => self.ended(),
             // In a map each key has a value.
-            odd if odd % 2 == 1 && matches!(head.code, 0xc1 | 0xd1) => self.next = Next::Spoilt,
-            _ if is_array && head.length <= u32::from(head.width) => self.next = Next::Spoilt,
+            odd if odd % 2 == 1 && is_map => self.next = Next::Spoilt(&[]),
+            _ if is_array && head.length <= u32::from(head.width) => self.next = Next::Spoilt(&[]),
             count if is_array => self.enter(Open::Array(count, None)),
             count => self.enter(Open::List(count)),
         }
@@ -139,7 +161,7 @@ impl Walk {
 
     fn enter(&mut self, value: Open) {
         if self.open.len() == DEEPEST {
-            self.next = Next::Spoilt;
+            self.next = Next::Spoilt(&[]);
         } else {
             self.open.push(value);
             self.next = Next::Code;
@@ -257,9 +279,21 @@ mod tests {
             &[0xf0, 0, 0, 0, 4, 0, 0, 0, 1, 0x41],
             &[0xc1, 2, 1, 0x41],
             &[0xd1, 0, 0, 0, 5, 0, 0, 0, 1, 0x41],
+            // More than any message has, and more than the client can count or should ask memory for.
+            &[0xd0, 0, 0, 0, 8, 0xff, 0xff, 0xff, 0xf0, 0x41],
+            &[0xb0, 0xff, 0xff, 0xff, 0xf0, 0x41],
+            &[0xb3, 0x08, 0, 0, 1, 0x41],
+            &[0xd1, 0, 0, 0, 8, 0x08, 0, 0, 1, 0x41],
         ] {
             let spoilt = walked(&[&VALUE, wrong].concat(), 1);
             assert!(decoded(&spoilt).is_err(), "{wrong:x?}");
+        }
+        // What it asks for is bounded, and the rest of a long one may come.
+        let long = |first: u8| [&VALUE[..], &[0xb0, first, 0, 0, 1, 1, 2]].concat();
+        assert_eq!(walked(&long(LARGEST), 2), long(LARGEST));
+        for part in [1, 2, usize::MAX] {
+            let bounded = [&VALUE[..], &[0xb0, LARGEST], &[SPOILT; 5]].concat();
+            assert_eq!(walked(&long(0xff), part), bounded);
         }
     }
 
@@ -296,6 +330,9 @@ mod tests {
             nested(described, 2),
             vec![DESCRIBED, 0x53, 0x77, 0xe0, 6, 2, 0xa1, 1, b'a', 1, b'b'],
             vec![DESCRIBED, 0x53, 0x75, 0xa0, 3, 1, 2, 3],
+            vec![DESCRIBED, 0x53, 0x75, 0xb0, 0, 0, 0, 3, 1, 2, 3],
+            vec![DESCRIBED, 0x53, 0x73, 0xd0, 0, 0, 0, 9, 0, 0, 0, 2, 0xb1, 0, 0, 0, 1, b'i', 0x40],
+            vec![DESCRIBED, 0xb3, 0, 0, 0, 1, b'x', 0x41],
         ];
         for _ in 0..50_000 {
             let mut bytes: Vec<u8> =

@@ -39,20 +39,24 @@ pub trait Extract<St: Store, S>: Sized + Send {
     /// True for what is read from one message, and so makes no sense beside a [`Batch`].
     const IS_SINGLE: bool = false;
 
-    /// False for what never looks at the messages. The last argument that does may keep them instead of a copy, so they
-    /// are gone for those after it.
+    /// False for what never looks at the messages. The last argument that does may get them instead of a copy; for those
+    /// after it they are gone.
     const READS_MESSAGES: bool = true;
 
     /// Takes the argument out of the call; a failure here is the attempt's failure.
     fn extract(call: &mut Call<'_, St, S>) -> Result<Self, Failure>;
+
+    /// The same where nobody reads the messages afterwards, for what need not copy them then.
+    #[doc(hidden)]
+    fn extract_last(call: &mut Call<'_, St, S>) -> Result<Self, Failure> {
+        Self::extract(call)
+    }
 }
 
 /// One call of a handler, from which its arguments are taken.
 #[derive(Debug)]
 pub struct Call<'a, St: Store, S> {
     pub(crate) messages: &'a mut Vec<Message>,
-    /// Nobody reads them after the argument that is being taken.
-    pub(crate) last_reader: bool,
     pub(crate) attempt: u32,
     pub(crate) state: &'a S,
     pub(crate) tx: Option<Tx<St::Connection>>,
@@ -125,8 +129,11 @@ impl<St: Store, S> Extract<St, S> for Message {
     const IS_SINGLE: bool = true;
 
     fn extract(call: &mut Call<'_, St, S>) -> Result<Self, Failure> {
-        let taken = if call.last_reader { call.messages.pop() } else { None };
-        Ok(taken.unwrap_or_else(|| call.message().clone()))
+        Ok(call.message().clone())
+    }
+
+    fn extract_last(call: &mut Call<'_, St, S>) -> Result<Self, Failure> {
+        Ok(call.messages.swap_remove(0))
     }
 }
 
@@ -143,7 +150,11 @@ impl<St: Store, S> Extract<St, S> for Batch<Message> {
     const IS_BATCH: bool = true;
 
     fn extract(call: &mut Call<'_, St, S>) -> Result<Self, Failure> {
-        Ok(Batch(if call.last_reader { std::mem::take(call.messages) } else { call.messages.clone() }))
+        Ok(Batch(call.messages.clone()))
+    }
+
+    fn extract_last(call: &mut Call<'_, St, S>) -> Result<Self, Failure> {
+        Ok(Batch(std::mem::take(call.messages)))
     }
 }
 

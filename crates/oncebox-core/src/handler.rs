@@ -67,8 +67,8 @@ macro_rules! handler_of {
                 let mut readers = 0 $(+ usize::from($argument::READS_MESSAGES))*;
                 $(
                     readers -= usize::from($argument::READS_MESSAGES);
-                    call.last_reader = readers == 0;
-                    let $argument = $argument::extract(call)?;
+                    let $argument =
+                        if readers == 0 { $argument::extract_last(call)? } else { $argument::extract(call)? };
                 )*
                 let future = self($($argument),*);
                 // In place: an async block would have room for the future twice, and copy it with every call.

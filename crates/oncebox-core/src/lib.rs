@@ -21,6 +21,7 @@ mod kinds;
 mod limits;
 pub mod mapping;
 mod message;
+mod packed;
 pub mod responses;
 mod retry;
 mod run;

@@ -9,12 +9,14 @@
 use std::error::Error as StdError;
 use std::future::Future;
 use std::ops::DerefMut;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::admin::{Conflict, DeliveryFilter, DeliveryInfo, HandlerStatus, OutboxStatus};
 use crate::error::Error;
 use crate::kinds::Kinds;
 use crate::message::Message;
+pub use crate::packed::Packed;
 use crate::responses::Respond;
 use crate::wake::Wake;
 
@@ -425,13 +427,54 @@ pub struct LaneRow {
     /// The position within it.
     pub seq: i64,
     /// The message; `None` when its kind is not wanted.
-    pub message: Option<Message>,
+    pub message: Option<LaneMessage>,
     /// It is not due yet, by the database's clock.
     pub scheduled: bool,
     /// An earlier message of its key is retrying or held; only looked for when asked.
     pub held: bool,
     /// What is wrong with the row, when not all of it could be read: it becomes a dead letter without being run.
     pub unreadable: Option<String>,
+}
+
+impl LaneRow {
+    /// A copy of the message.
+    pub fn to_message(&self) -> Option<Message> {
+        self.message.clone().map(LaneMessage::into_message)
+    }
+}
+
+/// A message of a lane as its store has it.
+#[derive(Debug, Clone)]
+pub enum LaneMessage {
+    /// On its own.
+    Whole(Message),
+    /// This one of many, which are kept together. It is taken out when its handler is called: memory that is used at once
+    /// and given back at once is the fastest.
+    Packed(Arc<Packed>, usize),
+}
+
+impl LaneMessage {
+    /// The message itself.
+    pub fn into_message(self) -> Message {
+        match self {
+            Self::Whole(message) => message,
+            Self::Packed(packed, index) => packed.message(index),
+        }
+    }
+
+    /// How many bytes its payload has.
+    pub fn payload_len(&self) -> usize {
+        match self {
+            Self::Whole(message) => message.payload.len(),
+            Self::Packed(packed, index) => packed.payload_len(*index),
+        }
+    }
+}
+
+impl From<Message> for LaneMessage {
+    fn from(message: Message) -> Self {
+        Self::Whole(message)
+    }
 }
 
 /// What to record for an inline transaction.

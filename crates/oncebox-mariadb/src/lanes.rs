@@ -2,8 +2,8 @@
 
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
-    ABANDONED_AFTER, Claim, ClaimedLane, Commit, Connection, DeliveryId, LaneBatch, LaneRow, Lease,
-    ReadLanes, Registration, Token, TxLimits,
+    ABANDONED_AFTER, Claim, ClaimedLane, Commit, Connection, DeliveryId, LaneBatch, LaneMessage, LaneRow,
+    Lease, ReadLanes, Registration, Token, TxLimits,
 };
 use oncebox_core::{Error, LANES};
 use sqlx::{MySqlConnection, Row};
@@ -198,7 +198,8 @@ impl Inner {
             let (message, unreadable) = read.unzip();
             let (scheduled, held) = (row.try_get(3)?, row.try_get(4)?);
             let (lane, seq) = (rows::lane(row, 0)?, row.try_get(1)?);
-            found.push(LaneRow { lane, seq, message, scheduled, held, unreadable: unreadable.flatten() });
+            let (message, unreadable) = (message.map(LaneMessage::from), unreadable.flatten());
+            found.push(LaneRow { lane, seq, message, scheduled, held, unreadable });
         }
         // The statement picks messages lane by lane, but joins them to their content in an order of its own.
         found.sort_by_key(|row| (read.lanes.iter().position(|bound| bound.lane == row.lane), row.seq));

@@ -385,7 +385,7 @@ async fn headers_that_only_mariadb_can_read_are_stored_so_that_the_library_can()
             assert_eq!(answer, "new", "{headers}");
         }
         let (_, batch) = scratch.read("h", false).await;
-        let messages: Vec<&Message> = batch.rows.iter().filter_map(|row| row.message.as_ref()).collect();
+        let messages: Vec<Message> = batch.rows.iter().filter_map(|row| row.to_message()).collect();
         assert_eq!(messages.len(), 4);
         assert_eq!(messages[0].headers.get("sig").unwrap()[..], *"x".repeat(200).as_bytes());
         assert_eq!(messages[1].headers.text("a"), Some("A"));

@@ -56,7 +56,7 @@ async fn seq_follows_the_order_of_arrival_and_bytes_come_out_as_they_went_in() {
             .collect();
         scratch.receive(messages.clone()).await;
         let (_, batch) = scratch.read("h", false).await;
-        let read: Vec<Message> = batch.rows.iter().map(|row| row.message.clone().unwrap()).collect();
+        let read: Vec<Message> = batch.rows.iter().map(|row| row.to_message().unwrap()).collect();
         assert_eq!(read, messages);
         assert!(batch.rows.iter().all(|row| row.scheduled && !row.held));
         batch.connection.rollback().await;

@@ -1,7 +1,6 @@
 //! Lanes: registering handlers, claiming, reading, and the commit that moves the cursors.
 
 pub(crate) mod gathering;
-pub(crate) mod packed;
 pub(crate) mod recent;
 
 use std::collections::HashMap;
@@ -9,7 +8,7 @@ use std::collections::HashMap;
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
     ABANDONED_AFTER, Ahead, Claim, ClaimedLane, Commit, Connection, DeliveryId, LaneBatch, LaneBound,
-    LaneRow, Lease, MoveLanes, ReadLanes, Registration, Token, TxLimits,
+    LaneMessage, LaneRow, Lease, MoveLanes, ReadLanes, Registration, Token, TxLimits,
 };
 use oncebox_core::{Error, ErrorKind, LANES};
 use sqlx::postgres::PgRow;
@@ -302,7 +301,7 @@ impl Inner {
             found.push(LaneRow {
                 lane: rows::lane(row, 0)?,
                 seq: row.try_get(1)?,
-                message,
+                message: message.map(LaneMessage::from),
                 scheduled: state == 2,
                 held: state == 3,
                 unreadable: unreadable.flatten(),

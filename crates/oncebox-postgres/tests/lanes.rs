@@ -161,13 +161,13 @@ async fn a_batch_is_filled_from_whatever_lanes_have_messages() {
             let order = |lane| lanes.iter().position(|bound| bound.lane == lane).unwrap();
             assert!(batch.rows.is_sorted_by_key(|row| (order(row.lane), row.seq)));
             // Of each lane the next ones, without a gap.
-            let of_hot: Vec<&str> = batch
+            let of_hot: Vec<String> = batch
                 .rows
                 .iter()
                 .filter(|row| row.lane == hot)
-                .filter_map(|row| row.message.as_ref())
+                .filter_map(|row| row.to_message())
                 .filter(|message| message.key.is_some())
-                .map(|message| message.id.as_str())
+                .map(|message| message.id)
                 .collect();
             let wanted: Vec<String> = (0..of_hot.len()).map(|n| format!("hot-{n}")).collect();
             assert_eq!(of_hot, wanted);

@@ -64,7 +64,7 @@ async fn seq_follows_the_order_of_arrival_and_bytes_come_out_as_they_went_in() {
             .collect();
         scratch.receive(messages.clone()).await;
         let (_, batch) = scratch.read("h", false).await;
-        let read: Vec<Message> = batch.rows.iter().map(|row| row.message.clone().unwrap()).collect();
+        let read: Vec<Message> = batch.rows.iter().map(|row| row.to_message().unwrap()).collect();
         assert_eq!(read, messages);
         assert!(batch.rows.iter().all(|row| row.scheduled && !row.held));
         batch.connection.rollback().await;
@@ -100,7 +100,7 @@ async fn columns_that_are_alike_and_columns_that_are_not_come_out_as_they_went_i
                 let (token, batch) = scratch.read("h", false).await;
                 let mut rows: Vec<_> = batch.rows.iter().collect();
                 rows.sort_by_key(|row| row.seq);
-                let read: Vec<Message> = rows.iter().filter_map(|row| row.message.clone()).collect();
+                let read: Vec<Message> = rows.iter().filter_map(|row| row.to_message()).collect();
                 let read: Vec<Message> = read.into_iter().filter(|message| message.id != "known").collect();
                 assert_eq!(read, messages);
                 let lanes = Some(common::moved("h", token, &batch));

@@ -2,8 +2,8 @@
 
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
-    ABANDONED_AFTER, Claim, ClaimedLane, Connection, LaneBatch, LaneBound, LaneRow, MoveLanes, ReadLanes,
-    Registration, Token,
+    ABANDONED_AFTER, Claim, ClaimedLane, Connection, LaneBatch, LaneBound, LaneMessage, LaneRow, MoveLanes,
+    ReadLanes, Registration, Token,
 };
 use oncebox_core::{Error, ErrorKind, LANES};
 use serde_json::Value;
@@ -189,7 +189,7 @@ impl SqliteStore {
                     seq: get(row, 1)?,
                     scheduled: get::<Option<bool>>(row, 2)?.unwrap_or(false),
                     held: get(row, 3)?,
-                    message,
+                    message: message.map(LaneMessage::from),
                     unreadable: unreadable.flatten(),
                 })
             })

@@ -1,11 +1,14 @@
 //! One call of a handler: its arguments, its time limit, its panics, and getting its transaction back.
 
+use std::future::poll_fn;
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep};
 use tracing::Instrument;
 
@@ -40,36 +43,56 @@ const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
 
 /// The time limit of one call after another, on one timer.
 ///
-/// A new timer wakes the thread that watches timers, which costs more than a short statement does. So this one may ring
-/// too early, for a call that has ended long ago, and is then set for the one that runs.
-pub(crate) struct TimeLimit(Pin<Box<Sleep>>);
+/// A new timer wakes the thread that watches timers, which costs more than a short statement does. So this one is left as
+/// it is while it rings early enough: too early, perhaps, for a call that has ended long ago. Then it is set for the one
+/// that runs.
+pub(crate) struct TimeLimit {
+    timer: Pin<Box<Sleep>>,
+    /// Whom it wakes.
+    wakes: Option<Waker>,
+}
 
 impl TimeLimit {
     pub(crate) fn new() -> Self {
-        Self(Box::pin(tokio::time::sleep(Duration::ZERO)))
+        Self { timer: Box::pin(tokio::time::sleep(Duration::ZERO)), wakes: None }
     }
 
     /// Runs a future for at most this long; `None` when that was not enough.
     async fn run<T>(&mut self, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
         let mut future = pin!(future);
-        let mut timer = self.0.as_mut();
         let now = Instant::now();
         // A limit beyond all clocks is none.
         let end = now.checked_add(limit).unwrap_or(now + LONGEST);
-        if !(now..=end).contains(&timer.deadline()) {
-            timer.as_mut().reset(end);
+        if !(now..=end).contains(&self.timer.deadline()) {
+            self.set(end);
         }
-        loop {
-            tokio::select! {
-                biased;
-                done = &mut future => return Some(done),
-                () = &mut timer => {}
-            }
+        poll_fn(|context| match future.as_mut().poll(context) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => self.poll_end(end, context).map(|()| None),
+        })
+        .await
+    }
+
+    fn set(&mut self, end: Instant) {
+        self.timer.as_mut().reset(end);
+        self.wakes = None;
+    }
+
+    /// Looks at the timer only where it has something new to say, or somebody new to wake.
+    fn poll_end(&mut self, end: Instant, context: &mut Context<'_>) -> Poll<()> {
+        let is_set = self.wakes.as_ref().is_some_and(|waker| waker.will_wake(context.waker()));
+        if is_set && !self.timer.is_elapsed() {
+            return Poll::Pending;
+        }
+        // Without a budget: a handler that has used up the task's would leave the timer without anybody to wake.
+        while unconstrained(self.timer.as_mut()).poll_unpin(context).is_ready() {
             if Instant::now() >= end {
-                return None;
+                return Poll::Ready(());
             }
-            timer.as_mut().reset(end);
+            self.set(end);
         }
+        self.wakes = Some(context.waker().clone());
+        Poll::Pending
     }
 }
 
@@ -140,7 +163,7 @@ async fn start_and_wait<St: Store, S: Clone + Send + Sync + 'static>(
         sampled = trace.as_deref().map(TraceContext::is_sampled),
         failure = tracing::field::Empty,
     );
-    let call = Call { messages, last_reader: false, attempt, state: &inbox.state, tx };
+    let call = Call { messages, attempt, state: &inbox.state, tx };
     if span.is_disabled() {
         return run_call(handler, call, trace, time).await;
     }
@@ -186,4 +209,49 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("(no text)");
     Failure::from(format!("the handler panicked: {text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(60);
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_call_that_takes_too_long_is_ended() {
+        let mut time = TimeLimit::new();
+        let began = Instant::now();
+        // Together they take longer than each of them may.
+        for call in 0..4 {
+            let work = tokio::time::sleep(SHORT * 2 / 3);
+            assert!(time.run(SHORT, work).await.is_some(), "call {call} was ended");
+        }
+        assert!(began.elapsed() >= 2 * SHORT);
+        let began = Instant::now();
+        assert!(time.run(SHORT, std::future::pending::<()>()).await.is_none());
+        assert!(began.elapsed() >= SHORT);
+        assert!(time.run(Duration::MAX, tokio::task::yield_now()).await.is_some());
+        // Now the timer is set for a time that is much too late.
+        assert!(time.run(SHORT, std::future::pending::<()>()).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_call_that_never_lets_go_of_its_task_is_ended_too() {
+        let busy = async {
+            loop {
+                tokio::task::consume_budget().await;
+            }
+        };
+        let ended: Option<()> = TimeLimit::new().run(SHORT, busy).await;
+        assert!(ended.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_call_that_moves_to_another_task_is_ended_there() {
+        let mut time = TimeLimit::new();
+        assert!(time.run(SHORT, tokio::task::yield_now()).await.is_some());
+        let elsewhere =
+            tokio::spawn(async move { time.run(SHORT, std::future::pending::<()>()).await.is_none() });
+        assert!(elsewhere.await.unwrap());
+    }
 }

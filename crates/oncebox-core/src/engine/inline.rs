@@ -216,7 +216,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for InlineWork<'_,
                     if self.parks[index].is_empty() { Processed::Done } else { Processed::Stored }
                 }
             };
-            let message = (!handlers.is_empty()).then(|| self.arrivals[index].message.clone());
+            let message = (!handlers.is_empty()).then(|| self.arrivals[index].message.clone().into());
             items.push(Item { message, attempt: 1, handlers: handlers.into() });
         }
         Ok(Some(Begun { connection: batch.connection, items }))

@@ -18,8 +18,8 @@ use crate::handler::Registered;
 use crate::inbox::Inbox;
 use crate::message::LANES;
 use crate::store::{
-    Ahead, Claim, ClaimedLane, Commit, Connection, LaneBound, LaneRow, Lease, LeasedDelivery, MoveLanes,
-    Outcome, Park, ParkState, ReadLanes, SUSPECTED, Store, Token, TxLimits,
+    Ahead, Claim, ClaimedLane, Commit, Connection, LaneBound, LaneMessage, LaneRow, Lease, LeasedDelivery,
+    MoveLanes, Outcome, Park, ParkState, ReadLanes, SUSPECTED, Store, Token, TxLimits,
 };
 use crate::tx::TxState;
 
@@ -236,7 +236,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWalker<St, S> {
         keys: &mut HashSet<String>,
         running: ParkState,
     ) -> Option<(crate::Message, ParkState)> {
-        let message = row.message.clone()?;
+        let message = row.to_message()?;
         let state = match &message.key {
             _ if row.unreadable.is_some() => ParkState::Dead,
             _ if row.scheduled => ParkState::Scheduled,
@@ -343,7 +343,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWork<'_, St, S> {
     /// Starts to read what comes after these rows, if the lanes will be read on.
     fn start_reading_ahead(&mut self, rows: &[LaneRow]) {
         let from = last_positions(rows);
-        let payload = |row: &LaneRow| row.message.as_ref().map_or(0, |message| message.payload.len());
+        let payload = |row: &LaneRow| row.message.as_ref().map_or(0, LaneMessage::payload_len);
         // More lanes than that are not kept.
         let all = from.len() == self.bounds.len() && from.len() <= FULL_LANES;
         let goes_on = self.keep && rows.len() == self.limit && all;
@@ -435,7 +435,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
                 tally.done += 1;
                 continue;
             }
-            let Some(message) = &item.message else { continue };
+            let Some(message) = item.message.clone() else { continue };
             let blamed = self.blamed.get(&(row.lane, row.seq));
             let (state, attempts, error) = match blamed {
                 Some(Outcome::Dead(error)) => (ParkState::Dead, 1, Some(error.clone())),
@@ -446,7 +446,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LaneWork<'_, S
             };
             tally.add(state, attempts);
             let handler = self.handler.name().to_owned();
-            park.push(Park { handler, message: message.clone(), state, attempts, error });
+            park.push(Park { handler, message: message.into_message(), state, attempts, error });
         }
         let keep = !last || (self.keep && span.end >= self.limit);
         let positions = last_positions(rows);

@@ -221,7 +221,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for LeasedWork<'_,
         let items = self.deliveries[span]
             .iter()
             .map(|delivery| Item {
-                message: Some(delivery.message.clone()),
+                message: Some(delivery.message.clone().into()),
                 attempt: delivery.lease.attempt,
                 handlers: handlers.clone(),
             })

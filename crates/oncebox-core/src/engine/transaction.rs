@@ -18,8 +18,7 @@ use crate::error::{Error, ErrorKind};
 use crate::failure::Failure;
 use crate::handler::Registered;
 use crate::inbox::Inbox;
-use crate::message::Message;
-use crate::store::{Connection, Store};
+use crate::store::{Connection, LaneMessage, Store};
 
 /// How often a stretch is begun again for a cause that is no message's fault before it counts as a failure.
 const PATIENCE: u32 = 5;
@@ -69,7 +68,7 @@ pub(crate) struct Begun<St: Store, S> {
 /// One delivery, or one inline message with all its handlers.
 pub(crate) struct Item<St: Store, S> {
     /// Gone once the last of its handlers was called.
-    pub(crate) message: Option<Message>,
+    pub(crate) message: Option<LaneMessage>,
     pub(crate) attempt: u32,
     /// Who is to be called with it; nobody when it is skipped or parked.
     pub(crate) handlers: Arc<[Arc<Registered<St, S>>]>,
@@ -205,7 +204,7 @@ where
         for (number, handler) in handlers.iter().enumerate().filter(|(_, handler)| !handler.takes_batch) {
             let for_last = if number == last && batched == 0 { message.take() } else { message.clone() };
             messages.clear();
-            messages.extend(for_last);
+            messages.extend(for_last.map(LaneMessage::into_message));
             let (given_back, result) =
                 call_in_tx(inbox, handler, &mut messages, *attempt, open, &mut time).await;
             match (given_back, result) {
@@ -230,7 +229,8 @@ where
         messages.clear();
         messages.extend(call.items.iter().filter_map(|&index| {
             let message = &mut items[index].message;
-            if alone { message.take() } else { message.clone() }
+            let for_last = if alone { message.take() } else { message.clone() };
+            for_last.map(LaneMessage::into_message)
         }));
         let (given_back, result) =
             call_in_tx(inbox, &call.handler, &mut messages, attempt, open, &mut time).await;

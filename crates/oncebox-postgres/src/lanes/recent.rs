@@ -13,10 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use oncebox_core::LANES;
-use oncebox_core::store::{Arrival, LaneRow, ReadLanes};
+use oncebox_core::store::{Arrival, LaneMessage, LaneRow, Packed, ReadLanes};
 
 use crate::lanes::gathering::Gathering;
-use crate::lanes::packed::Packed;
 
 /// The run of this process, no larger than `most` bytes.
 #[derive(Debug)]
@@ -167,13 +166,18 @@ impl Recent {
                 let position = gathering.positions.get(&bound.lane).copied()?;
                 let next = run.after(bound.lane, position).take(quota);
                 let confirmed = next.take_while(|slot| slot.seq <= tail.seq);
-                gathering.found.extend(confirmed.map(|Slot { seq, index, messages }| LaneRow {
-                    lane: bound.lane,
-                    seq: *seq,
-                    message: read.kinds.wants(messages.kind(*index)).then(|| messages.message(*index)),
-                    scheduled: false,
-                    held: false,
-                    unreadable: None,
+                gathering.found.extend(confirmed.map(|Slot { seq, index, messages }| {
+                    LaneRow {
+                        lane: bound.lane,
+                        seq: *seq,
+                        message: read
+                            .kinds
+                            .wants(messages.kind(*index))
+                            .then(|| LaneMessage::Packed(messages.clone(), *index)),
+                        scheduled: false,
+                        held: false,
+                        unreadable: None,
+                    }
                 }));
             }
             gathering.added(from, quota);

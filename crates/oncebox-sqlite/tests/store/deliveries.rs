@@ -182,8 +182,7 @@ async fn the_next_held_message_of_a_key_follows_the_one_that_is_finished() {
     // A later message of the key must wait; another key need not.
     fixture.receive(vec![message("5"), text("y").key("free"), text("z")]).await;
     let (tx, rows) = fixture.batch("h", Token(1)).await;
-    let held: Vec<_> =
-        rows.iter().filter(|row| row.held).map(|row| row.message.as_ref().unwrap().id.as_str()).collect();
+    let held: Vec<_> = rows.iter().filter(|row| row.held).map(|row| row.to_message().unwrap().id).collect();
     assert_eq!(held, ["5"]);
     tx.rollback().await;
     let arrivals = [Arrival::new(message("6")), Arrival::new(text("7").key("free"))];

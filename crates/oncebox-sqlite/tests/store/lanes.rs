@@ -149,7 +149,7 @@ async fn unwanted_kinds_come_without_their_content() {
     };
     let batch = fixture.store.begin_lanes(&read).await.unwrap().unwrap();
     let mut wanted: Vec<_> =
-        batch.rows.iter().filter_map(|row| row.message.as_ref()).map(|m| m.kind.clone()).collect();
+        batch.rows.iter().filter_map(|row| row.to_message()).map(|m| m.kind.clone()).collect();
     wanted.sort();
     assert_eq!(batch.rows.len(), 5);
     assert_eq!(wanted, ["order.placed", "page.", "page.viewed"]);

@@ -205,8 +205,8 @@ async fn bytes_come_out_as_they_went_in() {
     let (tx, rows) = fixture.batch("h", Token(1)).await;
     assert_eq!(rows.len(), 4);
     for message in messages {
-        let row = rows.iter().find(|row| row.message.as_ref().unwrap().id == message.id).unwrap();
-        assert_eq!(row.message.as_ref().unwrap(), &message);
+        let row = rows.iter().find(|row| row.to_message().unwrap().id == message.id).unwrap();
+        assert_eq!(row.to_message().unwrap(), message);
         assert_eq!(row.scheduled, message.not_before.is_some());
     }
     tx.rollback().await;

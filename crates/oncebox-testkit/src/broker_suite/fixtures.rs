@@ -1,5 +1,6 @@
 //! What many cases of the broker suite begin with.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use oncebox_core::{Counter, Error, Inbox, Incoming, Message, Settle, Source, Sto
 
 use super::subject::BrokerSubject;
 use crate::fixtures::{KIND, Running, handler, keyed, message, start};
+use crate::proxy::Proxy;
 use crate::subject::{Subject, recording};
 use crate::wait::until;
 
@@ -38,6 +40,31 @@ pub(super) fn consuming<B: BrokerSubject, St: Store>(broker: &B, inbox: &Inbox<S
 pub(super) fn consuming_from<S: Source, St: Store>(source: Tap<S>, inbox: &Inbox<St>) -> Consuming {
     let seen = source.seen.clone();
     Consuming { running: start(run(inbox.clone()).consume(source).poll_every(FAST)), seen }
+}
+
+/// The way of a source that is to die without a word, as a killed process does: through a proxy, where there can be one.
+pub(super) struct Line {
+    to: SocketAddr,
+    proxy: Option<Proxy>,
+}
+
+impl Line {
+    pub(super) async fn to<B: BrokerSubject>(broker: &B) -> Self {
+        let to = broker.address();
+        let proxy = if B::FACTS.proxied { Some(Proxy::start(to).await) } else { None };
+        Self { to, proxy }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.proxy.as_ref().map_or(self.to, Proxy::address)
+    }
+
+    /// From now on the broker hears nothing, not even that a connection is closed.
+    pub(super) fn falls_silent(&self) {
+        if let Some(proxy) = &self.proxy {
+            proxy.freeze();
+        }
+    }
 }
 
 /// A runner with one source.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use oncebox_core::{Counter, Message, run};
 
 use super::fixtures::{
-    FAST, Tap, assert_acknowledged, charging, charging_on, consuming, consuming_from, in_turn, put,
+    FAST, Line, Tap, assert_acknowledged, charging, charging_on, consuming, consuming_from, in_turn, put,
     until_acknowledged, until_effects,
 };
 use super::subject::BrokerSubject;
@@ -73,11 +73,13 @@ pub async fn a_death_between_commit_and_acknowledgement_makes_a_duplicate<B: Bro
 ) {
     let messages = numbered(20);
     put(&broker, &messages).await;
-    let source = Tap::new(broker.source(broker.address(), None));
+    let line = Line::to(&broker).await;
+    let source = Tap::new(broker.source(line.address(), None));
     source.seen.holds_back.store(true, Ordering::SeqCst);
     let running = consuming_from(source, &charging(&store));
     until("something is charged", || async { !store.effects().await.is_empty() }).await;
     let committed = running.seen.messages.load(Ordering::SeqCst);
+    line.falls_silent();
     running.kill().await;
     let second = charging(&store);
     let running = consuming(&broker, &second);
@@ -96,8 +98,11 @@ pub async fn a_death_before_the_commit_makes_a_redelivery<B: BrokerSubject, T: S
     let messages = numbered(20);
     put(&broker, &messages).await;
     let plan = Plan::with(Fault { method: "receive", call: 1, side: Side::Before, how: How::Hang });
-    let running = consuming(&broker, &charging_on::<T, _>(Faulty::new(store.store(), plan.clone())));
+    let line = Line::to(&broker).await;
+    let source = Tap::new(broker.source(line.address(), None));
+    let running = consuming_from(source, &charging_on::<T, _>(Faulty::new(store.store(), plan.clone())));
     plan.struck().await;
+    line.falls_silent();
     running.kill().await;
     assert!(store.effects().await.is_empty());
     let running = consuming(&broker, &charging(&store));
@@ -126,6 +131,30 @@ pub async fn a_storm_of_copies_has_one_effect_each<B: BrokerSubject, T: Subject>
     })
     .await;
     until_effects(&store, 60).await;
+    running.stop().await;
+    assert_once(&store, &messages, &["charge"]).await;
+    assert_acknowledged(&broker, &store).await;
+}
+
+/// What was committed comes again and again, because nobody lives long enough to acknowledge it.
+pub async fn a_storm_of_redeliveries_has_one_effect_each<B: BrokerSubject, T: Subject>(broker: B, store: T) {
+    let messages = numbered(20);
+    put(&broker, &messages).await;
+    for _ in 0..5 {
+        let source = Tap::new(broker.source(broker.address(), None));
+        source.seen.holds_back.store(true, Ordering::SeqCst);
+        let inbox = charging(&store);
+        let running = consuming_from(source, &inbox);
+        until("something has come again", || async {
+            let counters = inbox.counters();
+            counters.get("", Counter::Received) + counters.get("", Counter::Duplicate) > 0
+        })
+        .await;
+        running.kill().await;
+    }
+    let running = consuming(&broker, &charging(&store));
+    until_effects(&store, 20).await;
+    until_acknowledged(&broker).await;
     running.stop().await;
     assert_once(&store, &messages, &["charge"]).await;
     assert_acknowledged(&broker, &store).await;

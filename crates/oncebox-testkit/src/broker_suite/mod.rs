@@ -46,6 +46,7 @@ macro_rules! broker_suite {
             a_death_between_commit_and_acknowledgement_makes_a_duplicate,
             a_death_before_the_commit_makes_a_redelivery,
             a_storm_of_copies_has_one_effect_each,
+            a_storm_of_redeliveries_has_one_effect_each,
             sources_share_a_queue_and_take_over_from_each_other,
         }
         $crate::broker_cases! { $broker, $store, create, unreadable:

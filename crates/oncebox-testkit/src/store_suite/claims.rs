@@ -234,9 +234,8 @@ pub async fn what_was_read_ahead_is_taken_only_where_its_lane_stands<T: Subject>
         ordered: false,
         limits: LIMITS,
     };
-    let names = |rows: &[LaneRow]| -> Vec<String> {
-        rows.iter().map(|row| row.message.as_ref().unwrap().id.clone()).collect()
-    };
+    let names =
+        |rows: &[LaneRow]| -> Vec<String> { rows.iter().map(|row| row.to_message().unwrap().id).collect() };
     let batch = store.begin_lanes(&read).await.unwrap().unwrap();
     assert_eq!(names(&batch.rows), ["m0", "m1", "m2", "m3", "m4"]);
     let from = vec![(lane, batch.rows[4].seq)];
@@ -249,7 +248,7 @@ pub async fn what_was_read_ahead_is_taken_only_where_its_lane_stands<T: Subject>
         return assert_once(&subject, &sent, &["charge"]).await;
     };
     assert_eq!(names(&rows), ["m5", "m6", "m7", "m8", "m9"]);
-    assert_eq!(rows[0].message.as_ref().unwrap().payload, sent[5].payload);
+    assert_eq!(rows[0].to_message().unwrap().payload, sent[5].payload);
     let ahead = Ahead { from: from.clone(), rows };
 
     // The batch before them was not committed: they are not next.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use oncebox_core::admin::DeliveryState;
-use oncebox_core::{Attempt, Batch, Counter, Failure, Inbox, Json, Message, Received, State, Store};
+use oncebox_core::{
+    Attempt, Batch, Call, Counter, Extract, Failure, Inbox, Json, Message, Received, State, Store,
+};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
@@ -46,6 +48,29 @@ pub async fn arguments_come_in_any_order<T: Subject>(subject: T) {
 
     assert_eq!(notes(&subject, "one").await, ["shop a 1"]);
     assert_eq!(notes(&subject, "two").await, ["shop a 1"]);
+}
+
+/// An argument of one's own that is made of two others, as the last one that reads the message.
+struct Signed(Message, Order);
+
+impl<St: Store, S> Extract<St, S> for Signed {
+    fn extract(call: &mut Call<'_, St, S>) -> Result<Self, Failure> {
+        let message = <Message as Extract<St, S>>::extract(call)?;
+        let Json(order) = <Json<Order> as Extract<St, S>>::extract(call)?;
+        assert_eq!(call.message().id, message.id);
+        Ok(Self(message, order))
+    }
+}
+
+/// Whoever writes one may ask others, in any order, wherever the argument stands.
+pub async fn an_argument_may_be_made_of_others<T: Subject>(subject: T) {
+    let sign = |mut tx: TxOf<T>, Signed(m, order): Signed| async move {
+        T::record(&mut tx, Effect { note: order.order, ..Effect::of("sign", &m) }).await
+    };
+    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("sign", sign))).await;
+    receive(&inbox, &[message("a")]).await;
+    drain(&inbox).await;
+    assert_eq!(notes(&subject, "sign").await, ["a"]);
 }
 
 /// Inline they share a transaction, and each has every message whole, whoever had it before.

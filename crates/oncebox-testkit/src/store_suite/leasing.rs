@@ -221,7 +221,7 @@ pub async fn the_next_held_message_of_a_key_becomes_ready_when_the_one_before_en
     scratch.receive(vec![of("b3", "b"), of("c1", "c")]).await;
     let batch = scratch.read("h", true).await;
     let held: Vec<(String, bool)> =
-        batch.rows.iter().map(|row| (row.message.clone().unwrap().id, row.held)).collect();
+        batch.rows.iter().map(|row| (row.to_message().unwrap().id, row.held)).collect();
     assert!(held.contains(&("b3".into(), true)) && held.contains(&("c1".into(), false)), "{held:?}");
     batch.connection.rollback().await;
     let arrivals = arrivals(vec![of("b4", "b"), of("c2", "c")]);

@@ -71,6 +71,7 @@ macro_rules! store_suite {
         }
         $crate::cases! { $subject, store_suite, handlers:
             arguments_come_in_any_order,
+            an_argument_may_be_made_of_others,
             handlers_beside_each_other_get_the_same_messages,
             a_batch_handler_gets_many_messages_in_one_call,
             each_handler_of_a_message_is_remembered_on_its_own,

@@ -1,7 +1,11 @@
 //! Copies of many messages in a few pieces of memory: made and given back in one go, and as large as they say.
 
 use bytes::Bytes;
-use oncebox_core::Message;
+
+use crate::message::Message;
+
+/// The place of the payload among the lengths of a message.
+const PAYLOAD: usize = 4;
 
 /// Stands for a key that is not there.
 const NONE: u32 = u32::MAX;
@@ -10,7 +14,7 @@ const NONE: u32 = u32::MAX;
 ///
 /// A payload or a header may be a small part of a large buffer; its copy here is part of a buffer of these messages only.
 #[derive(Debug)]
-pub(crate) struct Packed {
+pub struct Packed {
     texts: String,
     bytes: Bytes,
     /// Of each message in turn: kind, scope, id, key, payload, how many headers, and name and value of each.
@@ -28,7 +32,7 @@ struct Place {
 
 impl Packed {
     /// Copies of these messages, unless they are larger than `most`.
-    pub(crate) fn new<'a>(
+    pub fn new<'a>(
         messages: impl ExactSizeIterator<Item = &'a Message> + Clone,
         most: usize,
     ) -> Option<Self> {
@@ -61,20 +65,42 @@ impl Packed {
         Some(Self { texts, bytes: bytes.into(), lengths, places })
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// How many they are.
+    pub fn len(&self) -> usize {
         self.places.len()
     }
 
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
     /// How many bytes of memory they take.
-    pub(crate) fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         size(self.texts.len(), self.bytes.len(), self.lengths.len(), self.places.len())
     }
 
-    pub(crate) fn kind(&self, index: usize) -> &str {
+    /// The kind of one of them.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub fn kind(&self, index: usize) -> &str {
         self.reader(index).text()
     }
 
-    pub(crate) fn message(&self, index: usize) -> Message {
+    /// How many bytes of payload one of them has.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub fn payload_len(&self, index: usize) -> usize {
+        self.lengths[self.places[index].length + PAYLOAD] as usize
+    }
+
+    /// One of them, with a payload that is a part of the piece of memory they share.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub fn message(&self, index: usize) -> Message {
         let mut reader = self.reader(index);
         let kind = reader.text();
         let scope = reader.text();
@@ -181,6 +207,7 @@ mod tests {
         for (index, message) in all.iter().enumerate() {
             assert_eq!(packed.message(index), *message);
             assert_eq!(packed.kind(index), message.kind);
+            assert_eq!(packed.payload_len(index), message.payload.len());
         }
         assert!(packed.size() > 100_000 && packed.size() < 101_000, "{}", packed.size());
         assert!(Packed::new(all.iter(), packed.size()).is_some());

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 pub use plain::Plain;
-pub use subject::NatsSubject;
+pub use subject::{Limits, WorkQueue};
 use xtask::nats::PrivateNats;
 
 /// The server that the tests of this process share; `None` when NATS is not installed. It ends with the process.

@@ -115,6 +115,10 @@ impl Settings {
         let remedy = match reply_code(&error) {
             Some(ACCESS_REFUSED) => "check `username` and `password`",
             Some(NOT_ALLOWED) => "check `vhost`, and who may use it",
+            // With TLS 1.3 the server looks for our certificate when we talk already, and its word may get lost.
+            None if self.uri.scheme == AMQPScheme::AMQPS => {
+                "is it running? check `url` and `tls.ca`, and `tls.certificate` if it wants one from us"
+            }
             _ => "is it running? check `url`",
         };
         let text = format!("cannot connect to {} ({remedy})", self.place());

@@ -3,14 +3,17 @@
 // Part of tests, which clippy sees only in functions marked as such. Each test binary uses its own part.
 #![allow(clippy::unwrap_used, clippy::print_stderr, dead_code, unreachable_pub, unused_imports)]
 
+#[path = "../../../oncebox-redis/tests/support/log.rs"]
+mod log;
 mod plain;
 mod subject;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+pub use log::Log;
 pub use plain::Plain;
-pub use subject::NatsSubject;
+pub use subject::{Limits, WorkQueue};
 use xtask::nats::PrivateNats;
 
 /// The server that the tests of this process share; `None` when NATS is not installed. It ends with the process.

@@ -25,12 +25,12 @@ impl Plain {
     }
 
     pub async fn create_stream(&self, name: &str, subjects: &str, retention: RetentionPolicy) {
-        let config = Config {
-            name: name.to_owned(),
-            subjects: vec![subjects.to_owned()],
-            retention,
-            ..Config::default()
-        };
+        self.create_stream_with(name, subjects, Config { retention, ..Config::default() }).await;
+    }
+
+    /// Creates a stream with these settings.
+    pub async fn create_stream_with(&self, name: &str, subjects: &str, settings: Config) {
+        let config = Config { name: name.to_owned(), subjects: vec![subjects.to_owned()], ..settings };
         self.jetstream.create_stream(config).await.unwrap();
     }
 

@@ -22,9 +22,14 @@ use super::{Plain, fresh_number, own_server, shared_server};
 /// case; so the suite writes it in another, and copies reach the source.
 const ID_HEADER: &str = "nats-msg-id";
 
+/// Reads from a stream that keeps acknowledged messages.
+pub type Limits = NatsSubject<false>;
+/// Reads from a stream that removes acknowledged messages.
+pub type WorkQueue = NatsSubject<true>;
+
 /// A stream with a consumer to read and a stream to write.
 #[derive(Debug)]
-pub struct NatsSubject {
+pub struct NatsSubject<const WORK_QUEUE: bool> {
     // Ends when the last one who uses it is gone.
     _shared: Option<Arc<PrivateNats>>,
     own: Option<PrivateNats>,
@@ -33,19 +38,14 @@ pub struct NatsSubject {
     number: u64,
 }
 
-impl NatsSubject {
+impl<const WORK_QUEUE: bool> NatsSubject<WORK_QUEUE> {
     async fn on(shared: Option<Arc<PrivateNats>>, own: Option<PrivateNats>) -> Self {
         let port =
             own.as_ref().map(PrivateNats::port).or(shared.as_ref().map(|server| server.port())).unwrap();
         let plain = Plain::connect(&format!("nats://127.0.0.1:{port}")).await;
         let subject = Self { _shared: shared, own, port, plain, number: fresh_number() };
         let (queue, destination) = (subject.queue(), subject.destination());
-        // A work queue in every second test: acknowledged messages are removed from it.
-        let retention = if subject.number.is_multiple_of(2) {
-            RetentionPolicy::WorkQueue
-        } else {
-            RetentionPolicy::Limits
-        };
+        let retention = if WORK_QUEUE { RetentionPolicy::WorkQueue } else { RetentionPolicy::Limits };
         subject.plain.create_stream(&queue, &format!("{queue}.>"), retention).await;
         subject.plain.create_stream(&destination, &format!("{destination}.>"), RetentionPolicy::Limits).await;
         let consumer = pull::Config {
@@ -72,7 +72,7 @@ impl NatsSubject {
     }
 }
 
-impl BrokerSubject for NatsSubject {
+impl<const WORK_QUEUE: bool> BrokerSubject for NatsSubject<WORK_QUEUE> {
     type Source = NatsSource;
     type Sink = NatsSink;
 

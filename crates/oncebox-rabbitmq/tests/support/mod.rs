@@ -28,6 +28,11 @@ pub async fn own_server(settings: &'static str) -> Option<PrivateRabbitmq> {
     tokio::task::spawn_blocking(start).await.unwrap()
 }
 
+/// A server of a test's own that wants a certificate from each client.
+pub async fn own_mutual_tls_server() -> Option<PrivateRabbitmq> {
+    tokio::task::spawn_blocking(|| started(PrivateRabbitmq::start_mutual_tls())).await.unwrap()
+}
+
 fn started(server: std::io::Result<PrivateRabbitmq>) -> Option<PrivateRabbitmq> {
     xtask::server::if_installed(server, xtask::steps::BROKERS_VARIABLE)
 }

@@ -206,6 +206,30 @@ async fn a_member_that_was_thrown_out_joins_again_and_loses_nothing() {
     until_committed(&plain, 0, 1, 5).await;
 }
 
+/// The broker's answers to commits are prepared one by one: the first one throws the member out while what it has done
+/// is not committed, and the second one must still be there for the next who commits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_has_lost_its_partitions_does_not_commit_them() {
+    let (mock, plain) = start(1);
+    put(&plain, 0, &messages(0..5)).await;
+    let mut source = source(&mock);
+    let old = take(&mut source, 5).await;
+    let next_answer = Code::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED;
+    mock.fail(Api::OffsetCommit, &[Code::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID, next_answer]);
+    accept(&mut source, old).await;
+    let again = take(&mut source, 5).await;
+    assert_eq!(ids(&again), ["m-000", "m-001", "m-002", "m-003", "m-004"]);
+    let of_another = plain.commit("another", TOPIC, 0, 1).map_err(|error| error.rdkafka_error_code());
+    assert_eq!(
+        of_another,
+        Err(Some(next_answer.into())),
+        "somebody has committed since the partition was lost"
+    );
+    assert_eq!(plain.offsets(GROUP, TOPIC, 1).unwrap()[0].0, None);
+    accept(&mut source, again).await;
+    until_committed(&plain, 0, 1, 5).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_stays_in_its_group_while_nobody_takes_its_messages() {
     let (mock, plain) = start(1);
@@ -229,7 +253,7 @@ async fn a_member_stays_in_its_group_while_nobody_takes_its_messages() {
 async fn an_offset_that_is_out_of_range_is_reported() {
     let (mock, plain) = start(1);
     put(&plain, 0, &messages(0..5)).await;
-    plain.commit(GROUP, TOPIC, 0, 1000);
+    plain.commit(GROUP, TOPIC, 0, 1000).unwrap();
     let mut source = source(&mock);
     let error: Error = tokio::time::timeout(LIMIT, async {
         loop {

@@ -8,20 +8,26 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use oncebox_core::admin::{AdminStore, OutgoingFilter};
 use oncebox_core::mapping::Delivered;
-use oncebox_core::{Inbox, Message, Settle, Sink, Source, SourceStatus, Store, run};
+use oncebox_core::{
+    Backoff, Error, Inbox, Message, Relay, Run, SendFailure, Sink, Source, SourceStatus, Store, handler, run,
+};
 use oncebox_kafka::{KafkaSink, KafkaSinkConfig, KafkaSource, KafkaSourceConfig};
-use oncebox_testkit::{Proxy, Subject, until, within_deadline};
-use support::{Plain, SqliteSubject};
+use oncebox_testkit::{Proxy, Subject, Verdict, recording, until, within_deadline};
+use support::{Mock, Plain, SqliteSubject};
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use xtask::server::StopMode;
 use xtask::tansu::PrivateTansu;
 
 const TOPIC: &str = "orders";
 const GROUP: &str = "shop";
-const LIMIT: Duration = Duration::from_secs(60);
 
 struct Behind {
     // Before the server, so that it ends first.
@@ -61,24 +67,36 @@ fn source(servers: &str) -> KafkaSource {
     KafkaSource::new("orders", config).unwrap()
 }
 
+/// A runner in the background.
+struct Running {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<Result<(), Error>>,
+}
+
+impl Running {
+    fn start<St: Store>(run: Run<St, ()>) -> Self {
+        let (stop, stopped) = oneshot::channel::<()>();
+        let run = run.with_graceful_shutdown(async move {
+            let _ = stopped.await;
+        });
+        Self { stop, task: tokio::spawn(run.into_future()) }
+    }
+
+    async fn stop(self) {
+        self.stop.send(()).unwrap();
+        self.task.await.unwrap().unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_source_loses_nothing_to_broken_and_half_open_connections() {
+async fn broken_and_half_open_connections_of_a_source_lose_and_double_nothing() {
     let Some(behind) = start().await else { return };
-    let mut source = source(&behind.servers);
-    let mut seen = BTreeSet::new();
+    let store = SqliteSubject::create().await.unwrap();
+    let inbox = Inbox::new(store.store()).on("k", handler("charge", recording::<SqliteSubject>("charge")));
+    let running = Running::start(run(inbox).consume(source(&behind.servers)));
     for lot in 0..6 {
         behind.plain.put(TOPIC, None, &deliveries(lot)).await;
-        let take = async {
-            while seen.len() < 50 * (lot + 1) {
-                let Ok(next) = source.next(20).await else { continue };
-                seen.extend(next.iter().map(|one| one.message.id.clone()));
-                source
-                    .settle(next.into_iter().map(|one| (one.receipt, Settle::Accept)).collect())
-                    .await
-                    .unwrap();
-            }
-        };
-        tokio::time::timeout(LIMIT, take).await.unwrap_or_else(|_| panic!("lot {lot} did not come"));
+        until("the lot has its effects", || async { store.effects().await.len() >= 50 * (lot + 1) }).await;
         if lot == 3 { behind.proxy.freeze() } else { behind.proxy.cut() }
     }
     assert!(behind.proxy.connections() > 6);
@@ -86,6 +104,9 @@ async fn a_source_loses_nothing_to_broken_and_half_open_connections() {
         behind.plain.pending(GROUP, TOPIC, 1).is_some_and(|pending| pending == 0)
     })
     .await;
+    running.stop().await;
+    let sent: Vec<String> = (0..6).flat_map(messages).map(|message| message.id).collect();
+    Verdict::of(&store.effects().await, sent.iter().map(String::as_str), &["charge"]).assert_clean();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -123,6 +144,77 @@ async fn a_sink_loses_nothing_to_broken_and_half_open_connections() {
         taken.is_superset(&confirmed)
     })
     .await;
+}
+
+/// Counts the calls that end in vain.
+struct Tried {
+    sink: KafkaSink,
+    in_vain: Arc<AtomicUsize>,
+}
+
+impl Sink for Tried {
+    async fn send(&self, messages: &[Message]) -> Result<Vec<Result<(), SendFailure>>, Error> {
+        let answers = self.sink.send(messages).await;
+        if answers.is_err() {
+            self.in_vain.fetch_add(1, Ordering::SeqCst);
+        }
+        answers
+    }
+}
+
+/// Returns when the topic has all of these; in the order of each key, copies aside.
+async fn assert_all_sent(plain: &Plain, messages: &[Message]) {
+    let ids = |messages: &[Message]| messages.iter().map(|one| one.id.clone()).collect::<BTreeSet<_>>();
+    let expected = ids(messages);
+    until("everything is sent", || async { ids(&plain.taken(TOPIC)) == expected }).await;
+    let mut first_copies = plain.taken(TOPIC);
+    let mut seen = BTreeSet::new();
+    first_copies.retain(|taken| seen.insert(taken.id.clone()));
+    for key in ["a", "b", "c"] {
+        let of_key = first_copies.iter().filter(|taken| taken.key.as_deref() == Some(key));
+        assert!(of_key.map(|taken| &taken.id).is_sorted(), "key {key}: {first_copies:?}");
+    }
+}
+
+async fn publish(store: &SqliteSubject, messages: &[Message]) {
+    let mut own = store.begin().await;
+    store.store().publish(&mut own, messages).await.unwrap();
+    SqliteSubject::commit(own).await;
+}
+
+/// While the broker is away the outbox holds exactly what was not confirmed; afterwards nothing. On the mock cluster: a
+/// producer whose messages have timed out asks for another epoch, and that question ends Tansu's storage.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_confirmed_stays_in_the_outbox() {
+    let mock = Mock::start();
+    mock.create_topic(TOPIC, 1);
+    let plain = Plain::new(&mock.servers);
+    let config = KafkaSinkConfig::new(&mock.servers, TOPIC)
+        .property("message.timeout.ms", "2000")
+        .property("socket.timeout.ms", "1000")
+        .property("reconnect.backoff.max.ms", "500");
+    let in_vain = Arc::new(AtomicUsize::new(0));
+    let sink = Tried { sink: KafkaSink::new(config).unwrap(), in_vain: in_vain.clone() };
+    let backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
+    let relay = Relay::new(sink).backoff(backoff).max_attempts(1000);
+    let store = SqliteSubject::create().await.unwrap();
+    let running = Running::start(run(Inbox::new(store.store())).relay(relay));
+    let keys = ["a", "b", "c"].into_iter().cycle();
+    let messages: Vec<Message> = messages(0).into_iter().zip(keys).map(|(one, key)| one.key(key)).collect();
+    let outbox = async || store.store().outgoing(&OutgoingFilter::default()).await.unwrap();
+
+    publish(&store, &messages[..25]).await;
+    until("the first are sent", || async { outbox().await.is_empty() }).await;
+    assert_all_sent(&plain, &messages[..25]).await;
+    mock.down();
+    publish(&store, &messages[25..]).await;
+    until("it was tried in vain", || async { in_vain.load(Ordering::SeqCst) >= 2 }).await;
+    let left: Vec<String> = outbox().await.into_iter().map(|left| left.id).collect();
+    assert_eq!(left, messages[25..].iter().map(|message| message.id.clone()).collect::<Vec<_>>());
+    mock.up();
+    until("nothing is left", || async { outbox().await.is_empty() }).await;
+    assert_all_sent(&plain, &messages).await;
+    running.stop().await;
 }
 
 /// The broker dies again and again, mostly while a lot is under way. Only how long a message may wait is not as it is
@@ -171,11 +263,7 @@ async fn until_well<St: Store>(inbox: &Inbox<St>) {
 async fn the_status_tells_of_an_outage_and_of_its_end() {
     let Some(Behind { mut proxy, servers, plain, mut server }) = start().await else { return };
     let inbox = Inbox::new(SqliteSubject::create().await.unwrap().store());
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let running = run(inbox.clone()).consume(source(&servers)).with_graceful_shutdown(async move {
-        let _ = stopped.await;
-    });
-    let running = tokio::spawn(running.into_future());
+    let running = Running::start(run(inbox.clone()).consume(source(&servers)));
     within_deadline(async {
         until_well(&inbox).await;
         for outage in 0..2 {
@@ -195,8 +283,7 @@ async fn the_status_tells_of_an_outage_and_of_its_end() {
             plain.put(TOPIC, None, &deliveries(outage)).await;
             until("it goes on", || async { status(&inbox).delivered >= before + 50 }).await;
         }
-        stop.send(()).unwrap();
-        running.await.unwrap().unwrap();
+        running.stop().await;
     })
     .await;
 }

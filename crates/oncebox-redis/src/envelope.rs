@@ -44,11 +44,15 @@ pub(crate) fn entries(value: Value) -> Vec<Entry> {
 }
 
 /// Makes a message of an entry. Fields that mean nothing to us are headers, so that nothing is dropped.
+///
+/// A header's name is text. One that is not makes the entry unreadable and is written with escapes, so that a person
+/// still sees its bytes.
 pub(crate) fn read(config: &RedisSourceConfig, id: &str, fields: Vec<(Vec<u8>, Vec<u8>)>) -> Mapped {
     let mut delivered =
         Delivered { route: config.stream.clone(), position: Some(id.to_owned()), ..Delivered::default() };
     let mut has_payload = false;
     let mut headers = Headers::new();
+    let mut strange = Vec::new();
     for (name, value) in fields {
         let value = Bytes::from(value);
         let own = [ID, KIND, KEY].into_iter().find(|own| own.as_bytes() == name);
@@ -62,12 +66,23 @@ pub(crate) fn read(config: &RedisSourceConfig, id: &str, fields: Vec<(Vec<u8>, V
             }
             _ => {
                 let name = name.strip_prefix(HEADER).unwrap_or(&name);
-                headers.push(String::from_utf8_lossy(name), value);
+                match str::from_utf8(name) {
+                    Ok(name) => headers.push(name, value),
+                    Err(_) => {
+                        let name = name.escape_ascii().to_string();
+                        strange.push(format!("the name of field `{name}` is not UTF-8 text"));
+                        headers.push(name, value);
+                    }
+                }
             }
         }
     }
     delivered.headers = headers;
-    config.mapping.read(delivered)
+    let mut mapped = config.mapping.read(delivered);
+    if !strange.is_empty() {
+        mapped.fault = Some(mapped.fault.into_iter().chain(strange).collect::<Vec<_>>().join("; "));
+    }
+    mapped
 }
 
 /// The command that adds a message to the stream.
@@ -115,6 +130,21 @@ mod tests {
         );
         let headers: Vec<_> = message.headers.iter().map(|(name, value)| (name, &value[..])).collect();
         assert_eq!(headers, [("order", &b"7"[..]), ("a", b"\xff"), ("id", b"2")]);
+    }
+
+    #[test]
+    fn a_field_whose_name_is_no_text_makes_an_entry_unreadable() {
+        let config = RedisSourceConfig::new("redis://a", "orders", "g");
+        let field = |name: &[u8], value: &[u8]| (name.to_vec(), value.to_vec());
+        let fields = vec![field(b"header:\xff", b"1"), field(b"a\xfe", b"2"), field(b"payload", b"body")];
+        let mapped = read(&config, "5-0", fields);
+        let fault = mapped.fault.unwrap();
+        for part in ["it has no id", "field `\\xff` is not UTF-8", "field `a\\xfe` is not UTF-8"] {
+            assert!(fault.contains(part), "{fault}");
+        }
+        let headers: Vec<_> = mapped.message.headers.iter().map(|(name, value)| (name, &value[..])).collect();
+        assert_eq!(headers, [("\\xff", &b"1"[..]), ("a\\xfe", b"2")]);
+        assert_eq!(mapped.message.payload, "body");
     }
 
     #[test]

@@ -111,6 +111,50 @@ async fn a_loss_that_was_told_is_not_told_again() {
     assert_eq!(log.lines(Level::ERROR, &["they are lost"]).len(), 1);
 }
 
+/// What was read stays in the stream before it, so neither the server nor we can count what is missing.
+#[tokio::test]
+async fn an_entry_deleted_before_it_was_read_is_told_once_and_so_is_the_unknown_lag() {
+    let Some(server) = own_server(PrivateRedis::start).await else { return };
+    let (log, _guard) = Log::begin();
+    let plain = Plain::new(&server.url());
+    plain.say(&["XGROUP", "CREATE", "orders", GROUP, "0", "MKSTREAM"]).await;
+    let entry = |number: u8| format!("{number}-0");
+    for (number, id) in [(1, "a"), (2, "b"), (3, "c"), (4, "d")] {
+        plain.say(&["XADD", "orders", &entry(number), "id", id, "payload", "x"]).await;
+    }
+    plain.say(&["XREADGROUP", "GROUP", GROUP, "before", "COUNT", "1", "STREAMS", "orders", ">"]).await;
+    plain.say(&["XACK", "orders", GROUP, &entry(1)]).await;
+    let config = RedisSourceConfig::new(server.url(), "orders", GROUP).prefetch(1);
+    let mut source = RedisSource::new("orders", config).unwrap();
+    assert_eq!(source.lag().await.unwrap(), Some(3));
+
+    plain.say(&["XDEL", "orders", &entry(3)]).await;
+    assert_eq!(source.lag().await.unwrap(), None);
+    let found = source.check().await.unwrap().unwrap();
+    assert!(found.contains("an unknown number of waiting"), "{found}");
+
+    let error = tokio::time::timeout(DEADLINE, source.next(1)).await.unwrap().unwrap_err().to_string();
+    let lost = "an unknown number of entries were removed before group `g` read them; they are lost";
+    assert!(error.contains("stream `orders`") && error.contains(lost), "{error}");
+    let error = tokio::time::timeout(DEADLINE, source.next(1)).await.unwrap().unwrap_err().to_string();
+    let unknown = "entries that group `g` has not read were deleted, so its lag is unknown; 0 are delivered";
+    assert!(error.contains("stream `orders`") && error.contains(unknown), "{error}");
+    let next = tokio::time::timeout(DEADLINE, source.next(1)).await.unwrap().unwrap();
+    assert_eq!(next[0].message.id, "b", "and it goes on");
+
+    // The deleted one still lies ahead when it looks again: not before a tenth of a second has passed.
+    let before = looks(&plain).await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    source.settle(next.into_iter().map(|one| (one.receipt, Settle::Accept)).collect()).await.unwrap();
+    let next = tokio::time::timeout(DEADLINE, source.next(1)).await.unwrap().unwrap();
+    assert_eq!(next[0].message.id, "d");
+    assert!(looks(&plain).await > before, "it has looked");
+    for words in [["an unknown number of", "they are lost"], ["entries were deleted", "the lag is unknown"]] {
+        assert_eq!(log.lines(Level::ERROR, &words).len(), 1, "{words:?}");
+    }
+    assert_eq!(source.lag().await.unwrap(), Some(1), "only what it holds");
+}
+
 #[tokio::test]
 async fn what_was_trimmed_away_shows_in_the_status_of_the_source() {
     let Some(server) = shared_server().await else { return };

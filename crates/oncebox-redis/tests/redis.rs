@@ -243,6 +243,23 @@ async fn entries_removed_before_they_were_acknowledged_are_reported() {
 }
 
 #[tokio::test]
+async fn an_entry_whose_field_has_no_text_as_its_name_is_unreadable_and_stops_nothing() {
+    let Some(queue) = Queue::create().await else { return };
+    let strange: [(&[u8], &[u8]); 3] = [(b"id", b"strange"), (b"a\xff", b"\xfe"), (b"payload", b"body")];
+    queue.plain.add(&queue.stream, &strange).await.unwrap();
+    queue.put(&["good"]).await;
+    let mut source = source(queue.config());
+    let taken = take(&mut source, 2).await;
+    let fault = taken[0].fault.as_deref().expect("it is marked");
+    assert!(fault.contains("field `a\\xff` is not UTF-8 text"), "{fault}");
+    assert_eq!((taken[0].message.id.as_str(), &taken[0].message.payload[..]), ("strange", &b"body"[..]));
+    assert_eq!(taken[0].message.headers.get("a\\xff").unwrap(), &b"\xfe"[..]);
+    assert_eq!((taken[1].message.id.as_str(), &taken[1].fault), ("good", &None));
+    settle(&mut source, taken, Settle::Accept).await.unwrap();
+    assert_eq!(queue.pending().await, 0);
+}
+
+#[tokio::test]
 async fn what_is_missing_is_said_by_name_and_created_when_asked_for() {
     let Some(queue) = Queue::create().await else { return };
     let config = RedisSourceConfig::new(&queue.url, &queue.stream, GROUP);

@@ -7,6 +7,7 @@ use oncebox_core::Message;
 use oncebox_core::mapping::{Delivered, ID_HEADER, KIND_HEADER};
 use oncebox_testkit::until;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::KafkaResult;
 use rdkafka::message::{Header, Headers as _, Message as _, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
@@ -132,8 +133,8 @@ impl Plain {
         })
     }
 
-    /// Sets the offset of a group that has no members.
-    pub(crate) fn commit(&self, group: &str, topic: &str, partition: i32, offset: i64) {
+    /// Sets the offset of a group that has no members; answers what the broker says to it.
+    pub(crate) fn commit(&self, group: &str, topic: &str, partition: i32, offset: i64) -> KafkaResult<()> {
         tokio::task::block_in_place(|| {
             let consumer: BaseConsumer = ClientConfig::new()
                 .set("bootstrap.servers", &self.servers)
@@ -142,8 +143,8 @@ impl Plain {
                 .unwrap();
             let mut list = TopicPartitionList::new();
             list.add_partition_offset(topic, partition, Offset::Offset(offset)).unwrap();
-            consumer.commit(&list, CommitMode::Sync).unwrap();
-        });
+            consumer.commit(&list, CommitMode::Sync)
+        })
     }
 
     /// The keys of the first records of partition 0.

@@ -31,7 +31,7 @@ const FACTS: BrokerFacts = BrokerFacts {
     finds_places: true,
     survives_crash: true,
     // Clients learn the brokers' own addresses from the first one they reach, so a proxy is passed by. What the suite
-    // does with one is done in `tests/outages.rs`, with a server that advertises the proxy's address.
+    // does with one is done in `tests/outages.rs`, with a server that advertises the proxy's address, or with the mock.
     proxied: false,
     prefetch: 2000,
 };

@@ -143,16 +143,18 @@ fn messages(count: usize) -> Vec<Message> {
 async fn members_die_under_load(port: u16, qos: u8) {
     let group = Group::create(port, qos).await;
     let mut members = vec![group.member(0).await, group.member(1).await];
-    let messages = messages(1200);
-    for lot in messages.chunks(200) {
+    let messages = messages(2400);
+    for lot in messages.chunks(400) {
         let before = group.count().await;
-        let (early, late) = lot.split_at(100);
-        group.put(early).await;
-        until("some have come", || async { group.count().await > before }).await;
+        let (early, late) = lot.split_at(300);
         // In turn: the one that has run for longer.
-        let dead = members.remove(0);
-        let number = dead.number;
-        dead.die().await;
+        let dying = members.remove(0);
+        let number = dying.number;
+        let death = async {
+            until("some have come", || async { group.count().await > before }).await;
+            dying.die().await;
+        };
+        tokio::join!(group.put(early), death);
         group.put(late).await;
         members.push(group.member(number).await);
     }
@@ -172,28 +174,33 @@ async fn members_that_die_lose_and_double_nothing_with_qos_2() {
 }
 
 /// The server keeps for a member that is dead what it had not acknowledged, and its share of what comes meanwhile.
+async fn share_waits(port: u16, qos: u8) {
+    let group = Group::create(port, qos).await;
+    let plan = Plan::with(Fault { method: "receive", call: 1, side: Side::Before, how: How::Hang });
+    let dying = group.member_over(0, Faulty::new(group.store.store(), plan.clone())).await;
+    let other = group.member(1).await;
+    let messages = messages(100);
+    group.put(&messages[..50]).await;
+    // It has messages in hand, and none of them is committed.
+    plan.struck().await;
+    dying.die().await;
+    group.put(&messages[50..]).await;
+    until("the other one goes on", || async { other.received() > 0 }).await;
+    let back = group.member(0).await;
+    group.assert_once(&messages).await;
+    assert_eq!((back.received(), other.received()), (50, 50), "each gets what is its own");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_share_of_a_dead_member_waits_for_it() {
     let port = port!();
-    within_deadline(async {
-        for qos in [1, 2] {
-            let group = Group::create(port, qos).await;
-            let plan = Plan::with(Fault { method: "receive", call: 1, side: Side::Before, how: How::Hang });
-            let dying = group.member_over(0, Faulty::new(group.store.store(), plan.clone())).await;
-            let other = group.member(1).await;
-            let messages = messages(100);
-            group.put(&messages[..50]).await;
-            // It has messages in hand, and none of them is committed.
-            plan.struck().await;
-            dying.die().await;
-            group.put(&messages[50..]).await;
-            until("the other one goes on", || async { other.received() > 0 }).await;
-            let back = group.member(0).await;
-            group.assert_once(&messages).await;
-            assert_eq!((back.received(), other.received()), (50, 50), "each gets what is its own");
-        }
-    })
-    .await;
+    within_deadline(share_waits(port, 1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_share_of_a_dead_member_waits_for_it_with_qos_2() {
+    let port = port!();
+    within_deadline(share_waits(port, 2)).await;
 }
 
 /// Mosquitto 2.0 keeps the sessions of a group but not who is in it: only subscribing again makes a member of it.

@@ -193,6 +193,11 @@ impl Server {
             OpenError::SaslError { .. } => {
                 self.error("it does not let us in: check `username` and `password`")
             }
+            // The client says this when the server does not offer our login; it names neither.
+            OpenError::NotImplemented(_) => self.error(match self.login {
+                SaslProfile::Anonymous => "it lets nobody in without a user: set `username` and `password`",
+                _ => "it takes no user and password (SASL plain is not offered): allow that at the server",
+            }),
             // With TLS 1.3 the server looks for our certificate when we talk already, and its word may get lost.
             OpenError::Io(error) if self.tls.is_some() => {
                 let what = "TLS ended (if it asks for a certificate, check `tls.certificate` and `tls.key`)";

@@ -11,7 +11,7 @@ use std::time::Duration;
 use oncebox_amqp1::{Amqp1Sink, Amqp1SinkConfig, Amqp1Source, Amqp1SourceConfig, TlsConfig};
 use oncebox_core::{Message, Sink, Source};
 use oncebox_testkit::within_deadline;
-use support::{fresh_name, plain};
+use support::{fresh_name, operate, plain};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use xtask::certificates::Certificates;
@@ -74,6 +74,56 @@ async fn the_server_is_told_who_we_are_and_whom_we_ask_for() {
     assert!(said_so("source-of-the-test") && said_so("sink-of-the-test"));
     assert!(source("a", "vhost:nobody").check().await.is_err(), "there is no such virtual host");
     assert!(sink("b", "vhost:nobody").check().await.is_err(), "there is no such virtual host");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_user_the_login_is_anonymous() {
+    let (port, queue) = (port!(), fresh_name());
+    plain::create_queue(port, &queue).await;
+    let (own, said) = overheard(port).await;
+    let said_so = |word: &str| said.lock().unwrap().windows(word.len()).any(|part| part == word.as_bytes());
+    let (url, address) = (format!("amqp://127.0.0.1:{own}"), format!("/amq/queue/{queue}"));
+    within_deadline(async {
+        let sink = Amqp1Sink::new(Amqp1SinkConfig::new(&url, &address)).unwrap();
+        assert_eq!(sink.send(&[Message::new("k", "x").id("1")]).await.unwrap(), [Ok(())]);
+        assert!(said_so("ANONYMOUS") && !said_so("PLAIN"));
+        said.lock().unwrap().clear();
+        let mut source = Amqp1Source::new("orders", Amqp1SourceConfig::new(&url, &address)).unwrap();
+        let got = source.next(1).await.unwrap();
+        assert_eq!(got[0].message.id, "1");
+        assert!(said_so("ANONYMOUS") && !said_so("PLAIN"));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_does_not_offer_our_login_is_an_error_with_the_remedy() {
+    if xtask::rabbitmq::programs_folder().is_err() {
+        return;
+    }
+    let settings = "amqp1_0.default_user = none\n";
+    let server =
+        tokio::task::spawn_blocking(move || PrivateRabbitmq::start_with(settings).unwrap()).await.unwrap();
+    let queue = fresh_name();
+    plain::create_queue(server.port(), &queue).await;
+    let (port, address) = (server.port(), format!("/amq/queue/{queue}"));
+    let errors = async |url: &str| {
+        let sink = Amqp1Sink::new(Amqp1SinkConfig::new(url, &address)).unwrap();
+        let mut source = Amqp1Source::new("orders", Amqp1SourceConfig::new(url, &address)).unwrap();
+        let sent = sink.send(&[Message::new("k", "x")]).await.map(drop);
+        [sent, sink.check().await.map(drop), source.next(1).await.map(drop), source.check().await.map(drop)]
+            .map(|answer| answer.unwrap_err().to_string())
+    };
+    within_deadline(async {
+        for error in errors(&format!("amqp://127.0.0.1:{port}")).await {
+            assert!(error.contains("without a user: set `username` and `password`"), "{error}");
+        }
+        operate::control(&server, &["eval", "application:set_env(rabbit, auth_mechanisms, ['AMQPLAIN'])."]);
+        for error in errors(&format!("amqp://guest:guest@127.0.0.1:{port}")).await {
+            assert!(error.contains("SASL plain is not offered"), "{error}");
+        }
+    })
+    .await;
 }
 
 /// The server takes the connection and says nothing; who has less time gives up first.

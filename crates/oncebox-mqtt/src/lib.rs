@@ -1,7 +1,7 @@
 //! MQTT 5 as a source and a sink of Oncebox.
 //!
 //! The source keeps a session at the server and acknowledges a message only when it is committed. The sink publishes
-//! with QoS 1 and waits for the server's word on each message.
+//! with QoS 1 or 2 and waits for the server's word on each message.
 //!
 //! ```no_run
 //! use oncebox_core::{Error, Inbox, Store, run};

@@ -5,12 +5,13 @@
 
 mod support;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use oncebox_core::{Message, SendFailure, Settle, Sink, Source};
 use oncebox_mqtt::{MqttSink, MqttSinkConfig, MqttSource, MqttSourceConfig, TlsConfig};
+use oncebox_testkit::DEADLINE;
 use support::fresh_name;
 use xtask::certificates::Certificates;
 use xtask::mosquitto::PrivateMosquitto;
@@ -177,6 +178,53 @@ async fn a_refused_message_holds_back_its_key_and_nothing_else() {
     assert!(matches!(&answers[1], Err(SendFailure::Retry(why)) if why.contains("may not publish")));
     assert!(matches!(&answers[2], Err(SendFailure::Retry(why)) if why.contains("of its key")));
     assert!(matches!(&answers[4], Err(SendFailure::Permanent(why)) if why.contains("cannot be a topic")));
+}
+
+/// Mosquitto's own `acl_file` grants every subscription, and then delivers nothing: only a plugin refuses.
+fn plugin() -> std::io::Result<PathBuf> {
+    let file = "mosquitto_dynamic_security.so";
+    let folders = std::fs::read_dir("/usr/lib")?.filter_map(|entry| Some(entry.ok()?.path()));
+    let found = folders.map(|folder| folder.join(file)).find(|path| path.is_file());
+    found.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::NotFound, format!("{file} is not installed")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_that_the_server_refuses_is_named() {
+    let Some(plugin) = xtask::server::if_installed(plugin(), xtask::steps::BROKERS_VARIABLE) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rights.json");
+    let rights = serde_json::json!({
+        "roles": [{ "rolename": "reader", "acls": [
+            { "acltype": "subscribePattern", "topic": "allowed/#", "allow": true },
+        ] }],
+        "groups": [{ "groupname": "everybody", "roles": [{ "rolename": "reader" }] }],
+        "anonymousGroup": "everybody",
+        "defaultACLAccess": { "publishClientSend": true, "publishClientReceive": true, "subscribe": false },
+    });
+    std::fs::write(&file, rights.to_string()).unwrap();
+    let settings = format!("plugin {}\nplugin_opt_config_file {}\n", plugin.display(), file.display());
+    let server = server!(PrivateMosquitto::start_with(&settings));
+    let source = |filters: &[&str]| {
+        let mut config = MqttSourceConfig::new(server.url(), fresh_name());
+        config.topic = filters.iter().map(|filter| (*filter).to_owned()).collect();
+        MqttSource::new("orders", config).unwrap()
+    };
+    for filters in [&["denied/#"][..], &["allowed/#", "denied/#"], &["denied/#", "allowed/#"]] {
+        let mut source = source(filters);
+        let error = tokio::time::timeout(DEADLINE, source.next(1)).await.expect("it is refused").unwrap_err();
+        assert!(error.is_transient(), "{error}");
+        assert!(error.to_string().contains("may not subscribe to topic `denied/#`"), "{filters:?}: {error}");
+        assert_eq!(source.connected(), Some(false));
+    }
+    let mut source = source(&["allowed/#"]);
+    let connecting = async {
+        while source.connected() != Some(true) {
+            if let Ok(next) = tokio::time::timeout(Duration::from_millis(50), source.next(1)).await {
+                panic!("nothing was published: {next:?}");
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, connecting).await.expect("the other one is granted");
 }
 
 #[tokio::test(flavor = "multi_thread")]

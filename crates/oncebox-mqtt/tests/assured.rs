@@ -1,4 +1,5 @@
-//! A sink with QoS 2: what the suite says of any sink, and what only the second confirmation can get wrong.
+//! QoS 2 from end to end: what the suite says of any source and sink, and what only the second confirmation of a sink
+//! can get wrong.
 
 // Part of tests, which clippy sees only in functions marked as such.
 #![allow(clippy::unwrap_used)]
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use oncebox_core::{Message, SendFailure, Sink};
 use oncebox_mqtt::{MqttSink, MqttSinkConfig};
-use oncebox_testkit::{DEADLINE, Proxy, broker_cases, until};
+use oncebox_testkit::{BrokerSubject, DEADLINE, Proxy, broker_cases, until};
 use rumqttc::QoS;
 use support::{MosquittoSubject, Observer, SqliteSubject, fresh_name};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,15 +20,53 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use xtask::mosquitto::PrivateMosquitto;
 
+broker_cases! { MosquittoSubject<2>, SqliteSubject, create, intake:
+    everything_put_is_applied_once_and_acknowledged,
+    everything_is_handled_inline_once,
+    nothing_is_acknowledged_before_it_is_committed,
+    a_death_between_commit_and_acknowledgement_makes_a_duplicate,
+    a_death_before_the_commit_makes_a_redelivery,
+    a_storm_of_copies_has_one_effect_each,
+    sources_share_a_queue_and_take_over_from_each_other,
+}
 broker_cases! { MosquittoSubject<2>, SqliteSubject, create, round_trip: a_message_arrives_as_it_was_published }
-broker_cases! { MosquittoSubject<2>, SqliteSubject, create, order: order_is_kept_from_the_outbox_to_the_destination }
+broker_cases! { MosquittoSubject<2>, SqliteSubject, create, order:
+    order_is_kept_from_the_queue_to_the_effect,
+    order_is_kept_from_the_outbox_to_the_destination,
+}
+broker_cases! { MosquittoSubject<2>, SqliteSubject, create, pressure:
+    no_more_is_handed_over_than_asked_for,
+    a_dropped_next_takes_nothing_with_it,
+    a_slow_store_bounds_what_is_taken,
+}
 broker_cases! { MosquittoSubject<2>, SqliteSubject, create, sending:
     what_is_confirmed_is_there,
     a_dropped_send_spoils_no_later_one,
 }
-broker_cases! { MosquittoSubject<2>, SqliteSubject, create, outages: a_sink_loses_nothing_to_broken_connections }
+broker_cases! { MosquittoSubject<2>, SqliteSubject, create, stopping:
+    stopping_fifty_times_under_load_loses_and_doubles_nothing,
+}
+broker_cases! { MosquittoSubject<2>, SqliteSubject, create, outages:
+    a_cut_connection_of_a_source_is_made_again,
+    a_half_open_connection_of_a_source_is_noticed,
+    an_outage_is_shown_and_ends_by_itself,
+    a_sink_loses_nothing_to_broken_connections,
+}
 broker_cases! { MosquittoSubject<2>, SqliteSubject, create_alone, outages:
     a_restart_of_the_broker_loses_and_doubles_nothing,
+}
+
+/// The cases above would prove little if the server delivered with less.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_suite_puts_comes_with_qos_2() {
+    let Some(subject) = MosquittoSubject::<2>::create().await else { return };
+    let port = subject.address().port();
+    let observer = Observer::subscribe(&fresh_name(), port, &subject.route(), QoS::ExactlyOnce).await;
+    let deliveries: Vec<_> =
+        messages(10).iter().map(|message| MosquittoSubject::<2>::delivery(message, None)).collect();
+    subject.put(&deliveries).await;
+    until("all have come", || async { observer.got().len() >= 10 }).await;
+    assert!(observer.got().iter().all(|publish| publish.qos == QoS::ExactlyOnce));
 }
 
 /// The port of the shared server; the test is skipped where there is none.

@@ -65,11 +65,11 @@ impl Drop for Plain {
 }
 
 /// Makes a session with a subscription and leaves it at the server, as the first start of a source does.
-pub(crate) async fn leave_session(id: &str, port: u16, filter: &str) {
+pub(crate) async fn leave_session(id: &str, port: u16, filter: &str, qos: QoS) {
     let mut options = options(id, port);
     options.set_clean_start(false).set_session_expiry_interval(Some(3600)).set_ack_mode(AckMode::Manual);
     let (client, mut events) = AsyncClient::builder(options).unbounded().build();
-    client.try_subscribe(filter, QoS::ExactlyOnce).unwrap();
+    client.try_subscribe(filter, qos).unwrap();
     while !matches!(events.poll().await.unwrap(), Event::Incoming(Packet::SubAck(_))) {}
     client.try_disconnect().unwrap();
     while events.poll().await.is_ok() {}

@@ -19,7 +19,7 @@ const PREFETCH: u16 = 200;
 const MARKER: &str = "marker of the tests";
 
 /// A queue is a session with a subscription; the destination is a topic with a subscriber who remembers everything.
-/// Source and sink have this QoS.
+/// Source and sink have this QoS, and so have those who publish to the one and subscribe to the other.
 pub(crate) struct MosquittoSubject<const QOS: u8 = 1> {
     name: String,
     port: u16,
@@ -51,7 +51,7 @@ pub(crate) fn quality(qos: u8) -> QoS {
 impl<const QOS: u8> MosquittoSubject<QOS> {
     async fn on(port: u16, own: Option<PrivateMosquitto>) -> Self {
         let name = fresh_name();
-        leave_session(&name, port, &format!("{name}/queue")).await;
+        leave_session(&name, port, &format!("{name}/queue"), quality(QOS)).await;
         let (observer, topic) = (format!("{name}-observer"), format!("{name}/sent"));
         let observer = Observer::subscribe(&observer, port, &topic, quality(QOS)).await;
         Self { name, port, observer, own: Mutex::new(own) }
@@ -70,7 +70,7 @@ impl<const QOS: u8> MosquittoSubject<QOS> {
         let (mut tries, publisher) = (0, format!("{}-publisher", self.name));
         loop {
             let mut plain = Plain::connect(options(&publisher, self.port));
-            if plain.publish(packets, &PublishOptions::new(QoS::AtLeastOnce)).await {
+            if plain.publish(packets, &PublishOptions::new(quality(QOS))).await {
                 return;
             }
             tries += 1;

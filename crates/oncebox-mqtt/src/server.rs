@@ -7,7 +7,7 @@ use std::time::Duration;
 use oncebox_core::access::without_login;
 use oncebox_core::{Error, ErrorKind};
 use percent_encoding::percent_decode_str;
-use rumqttc::mqttbytes::v5::{ConnectReturnCode, DisconnectReasonCode};
+use rumqttc::mqttbytes::v5::{ConnAck, ConnectReturnCode, DisconnectReasonCode};
 use rumqttc::{AsyncClient, ConnectionError, Event, MqttOptions, Packet, StateError, Transport, mqttbytes};
 use url::Url;
 
@@ -158,25 +158,28 @@ impl Server {
     }
 
     /// Connects, and leaves again. A name of its own keeps it from taking over the session of somebody who is at work.
-    pub(crate) async fn look(&self, client_id: &str) -> Result<(), Error> {
+    /// Answers what the server says about itself.
+    pub(crate) async fn look(&self, client_id: &str) -> Result<ConnAck, Error> {
         let name = if client_id.is_empty() { String::new() } else { format!("{client_id}-check") };
         let mut options = self.options(&name)?;
         options.set_clean_start(true);
         let (client, mut events) = AsyncClient::builder(options).unbounded().build();
         let looking = async {
-            while !matches!(
-                events.poll().await.map_err(|error| self.broken(error))?,
-                Event::Incoming(Packet::ConnAck(_))
-            ) {}
-            Ok(())
+            loop {
+                let event = events.poll().await.map_err(|error| self.broken(error))?;
+                if let Event::Incoming(Packet::ConnAck(answer)) = event {
+                    return Ok(answer);
+                }
+            }
         };
         let late = || self.error("it did not answer in time; check `url`");
-        tokio::time::timeout(2 * self.connect_timeout, looking).await.unwrap_or_else(|_| Err(late()))?;
+        let answer =
+            tokio::time::timeout(2 * self.connect_timeout, looking).await.unwrap_or_else(|_| Err(late()))?;
         if client.try_disconnect_now().is_ok() {
             let goodbye = async { while events.poll().await.is_ok() {} };
             let _ = tokio::time::timeout(LEAVE_WITHIN, goodbye).await;
         }
-        Ok(())
+        Ok(answer)
     }
 
     pub(crate) fn connect_timeout(&self) -> Duration {

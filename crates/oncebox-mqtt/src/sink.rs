@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oncebox_core::{Error, Message, SendFailure, Sink};
-use rumqttc::mqttbytes::v5::{PubAckReason, PubCompReason, PubRecReason};
+use rumqttc::mqttbytes::v5::{ConnAck, PubAckReason, PubCompReason, PubRecReason};
 use rumqttc::{
     AsyncClient, Event, Packet, Publish, PublishNotice, PublishNoticeError, PublishOptions, PublishResult,
     QoS,
@@ -73,6 +73,18 @@ impl MqttSink {
         Ok(Self { config, qos, server, link: Mutex::new(None) })
     }
 
+    /// Whether the server takes messages as we send them.
+    fn check_qos(&self, answer: &ConnAck) -> Result<(), Error> {
+        let most = answer.properties.as_ref().and_then(|limits| limits.max_qos);
+        match most.filter(|most| *most < self.config.qos) {
+            Some(most) => {
+                let text = format!("it takes messages with QoS {most} at most; set `qos` lower if that is 1");
+                Err(self.server.error(&text))
+            }
+            None => Ok(()),
+        }
+    }
+
     pub(crate) async fn connect(&self) -> Result<Link, Error> {
         let mut options = self.server.options(&self.config.client_id)?;
         options.set_clean_start(true);
@@ -84,13 +96,8 @@ impl MqttSink {
                 break answer;
             }
         };
-        let limits = answer.properties.as_ref();
-        if let Some(most) = limits.and_then(|limits| limits.max_qos).filter(|most| *most < self.config.qos) {
-            return Err(self
-                .server
-                .error(&format!("it takes messages with QoS {most} at most; set `qos` lower if that is 1")));
-        }
-        let most_bytes = limits.and_then(|limits| limits.max_packet_size);
+        self.check_qos(&answer)?;
+        let most_bytes = answer.properties.as_ref().and_then(|limits| limits.max_packet_size);
         let server = self.server.clone();
         let task = tokio::spawn(async move {
             loop {
@@ -198,7 +205,7 @@ impl Sink for MqttSink {
     }
 
     async fn check(&self) -> Result<Option<String>, Error> {
-        self.server.look(&self.config.client_id).await?;
+        self.check_qos(&self.server.look(&self.config.client_id).await?)?;
         Ok(Some(format!("a server that lets us in; topic `{}` is not looked for", self.config.topic)))
     }
 }

@@ -195,8 +195,11 @@ async fn a_server_that_takes_less_is_an_error_that_names_the_setting() {
     let Some(_) = tokio::task::spawn_blocking(support::server).await.unwrap() else { return };
     let own = tokio::task::spawn_blocking(|| PrivateMosquitto::start_with("max_qos 1\n").unwrap());
     let own = own.await.unwrap();
-    let error = sink(server(own.port()), "t").send(&messages(1)).await.unwrap_err().to_string();
-    assert!(error.contains("QoS 1 at most") && error.contains("`qos`"), "{error}");
+    let sink = sink(server(own.port()), "t");
+    for error in [sink.send(&messages(1)).await.unwrap_err(), sink.check().await.unwrap_err()] {
+        let error = error.to_string();
+        assert!(error.contains("QoS 1 at most") && error.contains("`qos`"), "{error}");
+    }
 }
 
 /// Stands between a client and the server, and holds back what ends an exchange of QoS 2 until it is opened.

@@ -66,14 +66,7 @@ impl Headers {
         if self.0.is_empty() {
             return String::new();
         }
-        let pairs = self.0.iter().map(|(name, value)| {
-            let value = match std::str::from_utf8(value) {
-                Ok(text) => Value::from(text),
-                Err(_) => serde_json::json!({ "base64": STANDARD.encode(value) }),
-            };
-            Value::from(vec![Value::from(name.as_str()), value])
-        });
-        Value::from_iter(pairs).to_string()
+        stored_headers(self.iter().map(|(name, value)| (name, &value[..])))
     }
 
     /// Reads what [`Headers::to_stored`] wrote, and a plain JSON object of texts for rows written by other languages.
@@ -103,6 +96,18 @@ impl Headers {
         }
         Ok(headers)
     }
+}
+
+/// The stored form of at least one header.
+pub(crate) fn stored_headers<'a>(headers: impl Iterator<Item = (&'a str, &'a [u8])>) -> String {
+    let pairs = headers.map(|(name, value)| {
+        let value = match std::str::from_utf8(value) {
+            Ok(text) => Value::from(text),
+            Err(_) => serde_json::json!({ "base64": STANDARD.encode(value) }),
+        };
+        Value::from(vec![Value::from(name), value])
+    });
+    Value::from_iter(pairs).to_string()
 }
 
 fn stored_value(value: &Value) -> Option<Bytes> {

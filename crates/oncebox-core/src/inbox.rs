@@ -21,9 +21,6 @@ use crate::store::{Received, Retention, Store};
 use crate::trace::TraceContext;
 use crate::wake::Wake;
 
-/// The scope of messages that come without one.
-pub const DEFAULT_SCOPE: &str = "default";
-
 /// Received messages and the handlers that want them. A handle: cheap to clone.
 ///
 /// Build it once at start. A mistake in the registration (two handlers of one name, a bad kind pattern) panics there,
@@ -210,10 +207,14 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
     /// Calls that arrive at the same time share one statement.
     pub async fn receive(&self, messages: &[Message]) -> Result<Vec<Received>, Error> {
         self.refuse_direct("receive")?;
-        let mut checked = self.checked(messages)?;
+        self.check(messages)?;
+        if self.settings.traces.is_none() {
+            return self.receive_ready(Ready::new(messages)).await;
+        }
+        let mut messages = messages.to_vec();
         // Ends with the answer.
-        let _spans: Vec<_> = checked.iter_mut().filter_map(|message| self.receive_span(message)).collect();
-        self.receive_ready(checked.into_iter().collect()).await
+        let _spans: Vec<_> = messages.iter_mut().filter_map(|message| self.receive_span(message)).collect();
+        self.receive_ready(Ready::new(&messages)).await
     }
 
     /// The same for messages that are checked already and have their span.
@@ -255,11 +256,11 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
 
     /// Handles many messages now, sharing transactions where all goes well; answers in order.
     pub async fn process_all(&self, messages: Vec<Message>) -> Result<Vec<Processed>, Error> {
-        let checked = self.checked(&messages)?;
+        self.check(&messages)?;
         if self.settings.remembers {
             self.register_once().await?;
         }
-        inline::process(self, checked).await
+        inline::process(self, &messages).await
     }
 
     /// This process's counters.
@@ -310,15 +311,8 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
         )))
     }
 
-    fn checked(&self, messages: &[Message]) -> Result<Vec<Message>, Error> {
-        for message in messages {
-            self.settings.limits.check(message)?;
-        }
-        let mut checked = messages.to_vec();
-        for message in checked.iter_mut().filter(|message| message.scope.is_empty()) {
-            message.scope = DEFAULT_SCOPE.to_owned();
-        }
-        Ok(checked)
+    fn check(&self, messages: &[Message]) -> Result<(), Error> {
+        messages.iter().try_for_each(|message| self.settings.limits.check(message))
     }
 
     /// The kinds this process's own handlers want.

@@ -4,6 +4,7 @@
 
 pub mod access;
 pub mod admin;
+mod arrival;
 pub mod clock;
 mod counters;
 pub mod drift;
@@ -40,10 +41,10 @@ pub use failure::Failure;
 pub use gate::Gate;
 pub use handler::{Handler, NamedHandler, handler};
 pub use headers::Headers;
-pub use inbox::{DEFAULT_SCOPE, Inbox, Processed};
+pub use inbox::{Inbox, Processed};
 pub use kinds::{IntoKinds, Kinds};
 pub use limits::{LONGEST_HEADERS, LONGEST_ID, LONGEST_KEY, LONGEST_KIND, LONGEST_SCOPE, Limits};
-pub use message::{LANES, Message, identity, lane_of, once_identity};
+pub use message::{DEFAULT_SCOPE, LANES, Message, identity, lane_of, once_identity};
 pub use responses::ResponseStore;
 pub use retry::Backoff;
 pub use run::{Run, run};

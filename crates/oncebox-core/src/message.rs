@@ -126,22 +126,27 @@ impl Message {
 
     /// The 16 bytes that stand for (scope, id) in the store.
     pub fn identity(&self) -> [u8; 16] {
-        identity(&self.scope, &self.id)
+        identity(self.stored_scope(), &self.id)
+    }
+
+    /// The scope under which it is stored: its own, or that of messages that come without one.
+    pub(crate) fn stored_scope(&self) -> &str {
+        if self.scope.is_empty() { DEFAULT_SCOPE } else { &self.scope }
     }
 
     /// The 16 bytes that tell a duplicate (same kind and payload) from a conflict.
     pub fn fingerprint(&self) -> [u8; 16] {
-        digest(&[self.kind.as_bytes(), b"\0", &self.payload])
+        fingerprint(&self.kind, &self.payload)
     }
 
     /// The lane this message is appended to: by key when it has one, else by id.
     pub fn lane(&self) -> u16 {
-        match &self.key {
-            Some(key) => lane_of(key),
-            None => lane_of(&self.id),
-        }
+        lane_of(self.key.as_ref().unwrap_or(&self.id))
     }
 }
+
+/// The scope of messages that come without one.
+pub const DEFAULT_SCOPE: &str = "default";
 
 /// Into how many lanes the log is split. Part of the stored data: the same for ever.
 pub const LANES: u16 = 32;
@@ -157,6 +162,11 @@ pub fn lane_of(text: &str) -> u16 {
 /// Neither may contain NUL, so two different pairs never share their input.
 pub fn identity(scope: &str, id: &str) -> [u8; 16] {
     digest(&[scope.as_bytes(), b"\0", id.as_bytes()])
+}
+
+/// The 16 bytes that tell a duplicate from a conflict: SHA-256 of kind, NUL, payload; cut.
+pub(crate) fn fingerprint(kind: &str, payload: &[u8]) -> [u8; 16] {
+    digest(&[kind.as_bytes(), b"\0", payload])
 }
 
 /// The 16 bytes that stand for (handler, id) of `once`: the separator keeps it apart from every [`identity`].

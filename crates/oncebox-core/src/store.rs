@@ -13,10 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::admin::{Conflict, DeliveryFilter, DeliveryInfo, HandlerStatus, OutboxStatus};
+pub use crate::arrival::Arrival;
 use crate::error::Error;
 use crate::kinds::Kinds;
 use crate::message::Message;
-pub use crate::packed::Packed;
+pub use crate::packed::{MessageView, Packed};
 use crate::responses::Respond;
 use crate::wake::Wake;
 
@@ -284,31 +285,6 @@ pub struct Token(pub i64);
 /// The number of a delivery's row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeliveryId(pub i64);
-
-/// A message on its way into the store, checked against the limits.
-#[derive(Debug, Clone)]
-pub struct Arrival {
-    /// The message, its scope set.
-    pub message: Message,
-    /// See [`Message::identity`].
-    pub identity: [u8; 16],
-    /// See [`Message::fingerprint`].
-    pub fingerprint: [u8; 16],
-    /// See [`Message::lane`].
-    pub lane: u16,
-}
-
-impl Arrival {
-    /// Computes what the store needs to know of a message.
-    pub fn new(message: Message) -> Self {
-        Self {
-            identity: message.identity(),
-            fingerprint: message.fingerprint(),
-            lane: message.lane(),
-            message,
-        }
-    }
-}
 
 /// What became of a received message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -65,7 +65,8 @@ impl Inner {
         tx: &mut MySqlConnection,
         messages: &[Message],
     ) -> Result<(), Problem> {
-        for (text, piece) in self.sql.insert_outbox.pieces(messages, self.shift(), self.most_bytes(), size) {
+        let bytes = |message: &Message| size(message);
+        for (text, piece) in self.sql.insert_outbox.pieces(messages, self.shift(), self.most_bytes(), bytes) {
             let mut insert = query(text);
             for message in piece {
                 insert = insert

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-use oncebox_core::store::{Arrival, InlineBatch, ReadInline};
-use oncebox_core::{Error, ErrorKind, Message, Received};
+use oncebox_core::store::{Arrival, InlineBatch, MessageView, ReadInline};
+use oncebox_core::{Error, ErrorKind, Received};
 use sqlx::{MySqlConnection, Row};
 
 use crate::error::{Problem, classify};
@@ -20,7 +20,7 @@ const LARGE: usize = 4 * 1024 * 1024;
 
 impl Inner {
     pub(crate) async fn receive(&self, arrivals: &[Arrival]) -> Result<Vec<Received>, Error> {
-        self.check_packet(Load::of(arrivals.iter().map(|arrival| &arrival.message))).await?;
+        self.check_packet(Load::of(arrivals.iter().map(Arrival::message))).await?;
         let mut verdicts = vec![None; arrivals.len()];
         // In a storm of redeliveries one look is cheaper than a write of the head row and a commit. It also takes no
         // locks, for which others would have to wait.
@@ -96,11 +96,11 @@ impl Inner {
             entries.iter().filter(|entry| entry.verdict == Received::New).collect();
         // By lane, because the log is kept lane by lane.
         new.sort_unstable_by_key(|entry| (entry.arrival.lane, entry.seq));
-        let bytes = |entry: &&Entry<'_>| size(&entry.arrival.message);
+        let bytes = |entry: &&Entry<'_>| size(entry.arrival.message());
         for (text, piece) in self.sql.insert_log.pieces(&new, self.shift(), self.most_bytes(), bytes) {
             let mut insert = query(text);
             for Entry { seq, arrival, .. } in piece {
-                let message = &arrival.message;
+                let message = arrival.message();
                 insert = insert
                     .bind(stored_lane(arrival.lane))
                     .bind(*seq)
@@ -110,9 +110,9 @@ impl Inner {
                     .bind(message.scope.as_bytes())
                     .bind(message.id.as_bytes())
                     .bind(message.kind.as_bytes())
-                    .bind(message.key.as_deref().map(str::as_bytes))
-                    .bind(message.headers.to_stored().into_bytes())
-                    .bind(&message.payload[..]);
+                    .bind(message.key.map(str::as_bytes))
+                    .bind(message.stored_headers().into_bytes())
+                    .bind(message.payload);
             }
             insert.execute(&mut *connection).await?;
         }
@@ -146,22 +146,22 @@ impl Inner {
     ) -> Result<(), Problem> {
         let mut conflicts = conflicts.to_vec();
         conflicts.sort_unstable_by_key(|arrival| (arrival.identity, arrival.fingerprint));
-        let bytes = |arrival: &&Arrival| size(&arrival.message);
+        let bytes = |arrival: &&Arrival| size(arrival.message());
         for (text, piece) in
             self.sql.insert_conflict.pieces(&conflicts, self.shift(), self.most_bytes(), bytes)
         {
             let mut insert = query(text);
             for arrival in piece {
-                let message = &arrival.message;
+                let message = arrival.message();
                 insert = insert
                     .bind(&arrival.identity[..])
                     .bind(&arrival.fingerprint[..])
                     .bind(message.scope.as_bytes())
                     .bind(message.id.as_bytes())
                     .bind(message.kind.as_bytes())
-                    .bind(message.key.as_deref().map(str::as_bytes))
-                    .bind(message.headers.to_stored().into_bytes())
-                    .bind(&message.payload[..])
+                    .bind(message.key.map(str::as_bytes))
+                    .bind(message.stored_headers().into_bytes())
+                    .bind(message.payload)
                     .bind(not_before(message));
             }
             insert.execute(&mut *connection).await?;
@@ -173,7 +173,7 @@ impl Inner {
         &self,
         inline: &ReadInline<'_>,
     ) -> Result<InlineBatch<MariaTransaction>, Error> {
-        self.check_packet(Load::of(inline.arrivals.iter().map(|arrival| &arrival.message))).await?;
+        self.check_packet(Load::of(inline.arrivals.iter().map(Arrival::message))).await?;
         let mut retry = crate::error::Retry::default();
         loop {
             let tx = self.begin(inline.limits).await?;
@@ -236,10 +236,10 @@ impl Inner {
         self.keep_conflicts(tx, &conflicts).await?;
 
         let scheduled =
-            arrivals.iter().map(|arrival| not_before(&arrival.message).is_some_and(|at| at > now)).collect();
+            arrivals.iter().map(|arrival| not_before(arrival.message()).is_some_and(|at| at > now)).collect();
         let keys: Vec<String> = arrivals
             .iter()
-            .filter_map(|arrival| arrival.message.key.as_deref())
+            .filter_map(|arrival| arrival.message().key)
             .map(|key| hex(key.as_bytes()))
             .collect();
         let mut held = Vec::new();
@@ -323,12 +323,12 @@ impl Numbers {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load<'a> {
     bytes: usize,
-    largest: Option<(&'a Message, usize)>,
+    largest: Option<(MessageView<'a>, usize)>,
 }
 
 impl<'a> Load<'a> {
-    pub(crate) fn of(messages: impl Iterator<Item = &'a Message>) -> Self {
-        messages.fold(Self { bytes: 0, largest: None }, |load, message| {
+    pub(crate) fn of(messages: impl Iterator<Item = impl Into<MessageView<'a>>>) -> Self {
+        messages.map(Into::into).fold(Self { bytes: 0, largest: None }, |load, message| {
             let bytes = size(message);
             let largest = load.largest.filter(|(_, most)| *most >= bytes);
             Self { bytes: load.bytes + bytes, largest: largest.or(Some((message, bytes))) }

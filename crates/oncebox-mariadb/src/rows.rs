@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use oncebox_core::store::{Lease, StoredMessage};
+use oncebox_core::store::{Lease, MessageView, StoredMessage};
 use oncebox_core::{Error, ErrorKind, Message};
 use serde_json::{Value, json};
 use sqlx::Row;
@@ -28,16 +28,16 @@ pub(crate) fn message(row: &MySqlRow, first: usize) -> Result<(Message, Option<S
 }
 
 /// About how many bytes a message takes in a statement.
-pub(crate) fn size(message: &Message) -> usize {
+pub(crate) fn size<'a>(message: impl Into<MessageView<'a>>) -> usize {
+    let message = message.into();
     // As JSON, where a byte may become several.
-    let headers: usize =
-        message.headers.iter().map(|(name, value)| 2 * (name.len() + value.len()) + 16).sum();
-    let key = message.key.as_ref().map_or(0, String::len);
+    let headers: usize = message.headers().map(|(name, value)| 2 * (name.len() + value.len()) + 16).sum();
+    let key = message.key.map_or(0, str::len);
     message.payload.len() + headers + message.id.len() + message.scope.len() + message.kind.len() + key + 200
 }
 
-pub(crate) fn not_before(message: &Message) -> Option<i64> {
-    message.not_before.map(|at| at.as_microsecond())
+pub(crate) fn not_before<'a>(message: impl Into<MessageView<'a>>) -> Option<i64> {
+    message.into().not_before.map(|at| at.as_microsecond())
 }
 
 /// A text that is kept as bytes.

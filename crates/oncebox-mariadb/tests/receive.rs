@@ -93,7 +93,7 @@ async fn rivals_with_the_same_ids_in_opposite_order_do_not_deadlock() {
                                 .into_iter()
                                 .zip(got)
                                 .filter(|(_, got)| *got == Received::New)
-                                .map(|(arrival, _)| arrival.message.id)
+                                .map(|(arrival, _)| arrival.to_message().id)
                                 .collect::<Vec<String>>()
                         })
                     })

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use futures_util::future::join;
+use jiff::Timestamp;
 use oncebox_core::store::{Arrival, InlineBatch, ReadInline};
 use oncebox_core::{Error, Received};
 use sqlx::postgres::{PgArguments, PgRow};
@@ -15,6 +16,7 @@ use uuid::Uuid;
 use crate::error::Problem;
 use crate::lanes::recent::{Appended, Tail};
 use crate::rows::{Columns, stored_lane, uuids};
+use crate::sql::Statement;
 use crate::store::Inner;
 use crate::tx::{Manager, PgTransaction, autocommit};
 
@@ -92,18 +94,18 @@ impl Inner {
             return Ok(None);
         }
         let tail = self.recent.tail();
-        let query = bind_arrivals(self.sql.receive_new.query().bind(self.shift()), arrivals.iter());
-        // The copies are made while the server works.
-        let copying = async { self.recent.copies(arrivals.iter()) };
-        let (answer, copies) =
-            join(bind_tail(query, tail.as_ref()).fetch_optional(&mut *connection), copying).await;
+        let query = bind_arrivals(&self.sql.receive_new, self.shift(), arrivals.iter());
+        // Should they have to be copied, then while the server works.
+        let packing = async { self.recent.packed(arrivals.iter()) };
+        let (answer, messages) =
+            join(bind_tail(query, tail.as_ref()).fetch_optional(&mut *connection), packing).await;
         match answer.map_err(Problem::from) {
             Ok(Some(row)) => {
                 let after: i64 = row.try_get(0)?;
                 let new: Vec<(usize, i64)> = (0..arrivals.len()).zip(after + 1..).collect();
                 let upto = new.last().map_or(after, |(_, seq)| *seq);
                 let follows = follows(tail, &row)?;
-                Ok(Some(Appended { after, upto, received_at: row.try_get(1)?, new, follows, copies }))
+                Ok(Some(Appended { after, upto, received_at: row.try_get(1)?, new, follows, messages }))
             }
             Ok(None) => {
                 let text = "messages were not stored; is the row of `head` missing? restore it from a backup";
@@ -123,7 +125,7 @@ impl Inner {
     ) -> Result<Option<Appended>, Problem> {
         let asked = open.iter().map(|&index| &arrivals[index]);
         let tail = self.recent.tail();
-        let query = bind_arrivals(self.sql.receive.query().bind(self.shift()), asked);
+        let query = bind_arrivals(&self.sql.receive, self.shift(), asked);
         let rows = bind_tail(query, tail.as_ref()).fetch_all(&mut *connection).await?;
         let Some(first) = rows.first() else { return Ok(None) };
         let (after, received_at): (i64, i64) = (first.try_get(1)?, first.try_get(2)?);
@@ -139,8 +141,8 @@ impl Inner {
         new.sort_unstable_by_key(|(_, seq)| *seq);
         let asked = i64::try_from(open.len()).unwrap_or(i64::MAX);
         let follows = follows(tail, first)?;
-        let copies = self.recent.copies(new.iter().map(|(index, _)| &arrivals[*index]));
-        Ok(Some(Appended { after, upto: after + asked, received_at, new, follows, copies }))
+        let messages = self.recent.packed(new.iter().map(|(index, _)| &arrivals[*index]));
+        Ok(Some(Appended { after, upto: after + asked, received_at, new, follows, messages }))
     }
 
     /// Decides what is still open and known to the store: duplicate or conflict.
@@ -182,7 +184,7 @@ impl Inner {
         if conflicts.is_empty() {
             return Ok(());
         }
-        let columns: Columns<'_> = conflicts.iter().map(|arrival| &arrival.message).collect();
+        let columns: Columns<'_> = conflicts.iter().map(|arrival| arrival.message()).collect();
         self.sql
             .conflict
             .query()
@@ -220,10 +222,12 @@ impl Inner {
         let arrivals = inline.arrivals;
         let keys: Vec<&str> = match inline.ordered {
             [] => Vec::new(),
-            _ => arrivals.iter().filter_map(|arrival| arrival.message.key.as_deref()).collect(),
+            _ => arrivals.iter().filter_map(|arrival| arrival.message().key).collect(),
         };
-        let not_before: Vec<Option<i64>> =
-            arrivals.iter().map(|arrival| arrival.message.not_before.map(|at| at.as_microsecond())).collect();
+        let not_before: Vec<Option<i64>> = arrivals
+            .iter()
+            .map(|arrival| arrival.message().not_before.map(Timestamp::as_microsecond))
+            .collect();
         let rows = self
             .sql
             .begin_inline
@@ -265,14 +269,20 @@ fn undecided(verdicts: &[Option<Received>]) -> Vec<usize> {
     (0..verdicts.len()).filter(|&index| verdicts[index].is_none()).collect()
 }
 
-/// Binds identities, fingerprints, lanes and the messages' columns, in the order they came.
+/// How many bytes identity, fingerprint and lane of an arrival take, each with its length before it.
+const FIXED: usize = 20 + 20 + 6;
+
+/// Binds the shift of the clock, identities, fingerprints, lanes and the messages' columns, in the order they came.
 fn bind_arrivals<'q>(
-    query: Query<'q, Postgres, PgArguments>,
+    statement: &Statement,
+    shift: i64,
     arrivals: impl Iterator<Item = &'q Arrival> + Clone,
 ) -> Query<'q, Postgres, PgArguments> {
-    let columns: Columns<'q> = arrivals.clone().map(|arrival| &arrival.message).collect();
+    let columns: Columns<'q> = arrivals.clone().map(Arrival::message).collect();
     let columns = columns.collapsed();
-    query
+    statement
+        .query_with_room(columns.size() + arrivals.clone().count() * FIXED)
+        .bind(shift)
         .bind(uuids(arrivals.clone().map(|arrival| &arrival.identity)))
         .bind(uuids(arrivals.clone().map(|arrival| &arrival.fingerprint)))
         .bind(arrivals.map(|arrival| stored_lane(arrival.lane)).collect::<Vec<i16>>())

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use oncebox_core::store::{Lease, StoredMessage};
+use oncebox_core::store::{Lease, MessageView, StoredMessage};
 use oncebox_core::{Error, ErrorKind, Message};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -24,17 +24,18 @@ pub(crate) struct Columns<'a> {
     pub(crate) not_before: Vec<Option<i64>>,
 }
 
-impl<'a> FromIterator<&'a Message> for Columns<'a> {
-    fn from_iter<I: IntoIterator<Item = &'a Message>>(messages: I) -> Self {
+impl<'a, T: Into<MessageView<'a>>> FromIterator<T> for Columns<'a> {
+    fn from_iter<I: IntoIterator<Item = T>>(messages: I) -> Self {
         let mut columns = Self::default();
         for message in messages {
-            columns.scopes.push(&message.scope);
-            columns.ids.push(&message.id);
-            columns.kinds.push(&message.kind);
-            columns.keys.push(message.key.as_deref());
-            columns.headers.push(message.headers.to_stored());
-            columns.payloads.push(&message.payload);
-            columns.not_before.push(message.not_before.map(|at| at.as_microsecond()));
+            let message: MessageView<'a> = message.into();
+            columns.scopes.push(message.scope);
+            columns.ids.push(message.id);
+            columns.kinds.push(message.kind);
+            columns.keys.push(message.key);
+            columns.headers.push(message.stored_headers());
+            columns.payloads.push(message.payload);
+            columns.not_before.push(message.not_before.map(Timestamp::as_microsecond));
         }
         columns
     }
@@ -53,6 +54,23 @@ impl Columns<'_> {
             self.not_before.clear();
         }
         self
+    }
+}
+
+impl Columns<'_> {
+    /// About how many bytes they take on the way to the server, where each value has its length before it.
+    pub(crate) fn size(&self) -> usize {
+        fn texts<T: AsRef<[u8]>>(column: &[T]) -> usize {
+            column.iter().map(|value| value.as_ref().len() + 4).sum()
+        }
+        let keys: usize = self.keys.iter().map(|key| key.map_or(0, str::len) + 4).sum();
+        texts(&self.scopes)
+            + texts(&self.ids)
+            + texts(&self.kinds)
+            + keys
+            + texts(&self.headers)
+            + texts(&self.payloads)
+            + self.not_before.len() * 12
     }
 }
 

@@ -6,7 +6,7 @@ use oncebox_core::Error;
 use oncebox_core::store::TxLimits;
 use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, Postgres};
+use sqlx::{Arguments, AssertSqlSafe, Postgres};
 
 /// A statement with the schema's name in it. Values only ever go in as bound parameters.
 #[derive(Debug, Clone)]
@@ -36,6 +36,14 @@ impl Statement {
     /// The statement, ready for its parameters.
     pub(crate) fn query<'q>(&self) -> Query<'q, Postgres, PgArguments> {
         sqlx::query(AssertSqlSafe(self.text.clone())).persistent(self.prepared == Prepared::Kept)
+    }
+
+    /// The same, with room for parameters of this many bytes.
+    pub(crate) fn query_with_room<'q>(&self, bytes: usize) -> Query<'q, Postgres, PgArguments> {
+        let mut arguments = PgArguments::default();
+        arguments.reserve(0, bytes);
+        sqlx::query_with(AssertSqlSafe(self.text.clone()), arguments)
+            .persistent(self.prepared == Prepared::Kept)
     }
 
     /// The statement's text, to be run without parameters.

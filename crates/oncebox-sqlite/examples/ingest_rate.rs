@@ -145,10 +145,10 @@ async fn insert_bare(connection: &mut SqliteConnection, table: &str, arrivals: &
         for arrival in piece {
             insert = insert
                 .bind(&arrival.identity[..])
-                .bind(arrival.message.scope.as_str())
-                .bind(arrival.message.id.as_str())
-                .bind(arrival.message.kind.as_str())
-                .bind(&arrival.message.payload[..])
+                .bind(arrival.message().scope)
+                .bind(arrival.message().id)
+                .bind(arrival.message().kind)
+                .bind(arrival.message().payload)
                 .bind(0);
         }
         insert.execute(&mut *connection).await.unwrap();

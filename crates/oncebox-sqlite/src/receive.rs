@@ -90,17 +90,18 @@ impl SqliteStore {
         }
         // By lane, because the log is kept lane by lane.
         numbered.sort_unstable_by_key(|(back, arrival)| (arrival.lane, std::cmp::Reverse(*back)));
-        for (back, Arrival { message, identity, lane, .. }) in numbered {
+        for (back, arrival) in numbered {
+            let message = arrival.message();
             statements = statements
-                .bind(i64::from(*lane) << LANE_BITS)
+                .bind(i64::from(arrival.lane) << LANE_BITS)
                 .bind(back)
-                .bind(&identity[..])
-                .bind(message.scope.as_str())
-                .bind(message.id.as_str())
-                .bind(message.kind.as_str())
-                .bind(message.key.as_deref())
-                .bind(message.headers.to_stored())
-                .bind(&message.payload[..])
+                .bind(&arrival.identity[..])
+                .bind(message.scope)
+                .bind(message.id)
+                .bind(message.kind)
+                .bind(message.key)
+                .bind(message.stored_headers())
+                .bind(message.payload)
                 .bind(message.not_before.map(jiff::Timestamp::as_microsecond));
         }
         // What is not bound is null.
@@ -153,16 +154,17 @@ impl SqliteStore {
         numbered.sort_by_key(|(_, arrival)| arrival.lane);
         for (text, piece) in self.sql.log.pieces(&numbered) {
             let mut insert = query(text);
-            for (seq, Arrival { message, identity, lane, .. }) in piece {
+            for (seq, arrival) in piece {
+                let message = arrival.message();
                 insert = insert
-                    .bind((i64::from(*lane) << LANE_BITS) + seq)
-                    .bind(&identity[..])
-                    .bind(message.scope.as_str())
-                    .bind(message.id.as_str())
-                    .bind(message.kind.as_str())
-                    .bind(message.key.as_deref())
-                    .bind(message.headers.to_stored())
-                    .bind(&message.payload[..])
+                    .bind((i64::from(arrival.lane) << LANE_BITS) + seq)
+                    .bind(&arrival.identity[..])
+                    .bind(message.scope)
+                    .bind(message.id)
+                    .bind(message.kind)
+                    .bind(message.key)
+                    .bind(message.stored_headers())
+                    .bind(message.payload)
                     .bind(message.not_before.map(jiff::Timestamp::as_microsecond))
                     .bind(now);
             }
@@ -221,10 +223,10 @@ impl SqliteStore {
         let scheduled = inline
             .arrivals
             .iter()
-            .map(|arrival| arrival.message.not_before.is_some_and(|at| at.as_microsecond() > now))
+            .map(|arrival| arrival.message().not_before.is_some_and(|at| at.as_microsecond() > now))
             .collect();
         let keys: HashSet<&str> =
-            inline.arrivals.iter().filter_map(|arrival| arrival.message.key.as_deref()).collect();
+            inline.arrivals.iter().filter_map(|arrival| arrival.message().key).collect();
         let mut held = Vec::new();
         if !inline.ordered.is_empty() && !keys.is_empty() {
             let rows = query(&self.sql.held_keys)
@@ -280,16 +282,16 @@ impl SqliteStore {
         arrival: &Arrival,
         now: i64,
     ) -> Result<(), Error> {
-        let message = &arrival.message;
+        let message = arrival.message();
         query(&self.sql.insert_conflict)
             .bind(&arrival.identity[..])
             .bind(&arrival.fingerprint[..])
-            .bind(message.scope.as_str())
-            .bind(message.id.as_str())
-            .bind(message.kind.as_str())
-            .bind(message.key.as_deref())
-            .bind(message.headers.to_stored())
-            .bind(&message.payload[..])
+            .bind(message.scope)
+            .bind(message.id)
+            .bind(message.kind)
+            .bind(message.key)
+            .bind(message.stored_headers())
+            .bind(message.payload)
             .bind(message.not_before.map(jiff::Timestamp::as_microsecond))
             .bind(now)
             .execute(connection)

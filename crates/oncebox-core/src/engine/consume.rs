@@ -13,7 +13,7 @@ use crate::inbox::{Inbox, Processed};
 use crate::message::Message;
 use crate::retry::Backoff;
 use crate::source::{Incoming, Settle, Source};
-use crate::store::Store;
+use crate::store::{Arrival, Store};
 
 /// The most messages taken from a source at once.
 const AT_ONCE: usize = 1000;
@@ -286,7 +286,7 @@ impl<R> Batch<R> {
         match good {
             Good::Stored(ready, spans) => {
                 spans.extend(readable.iter_mut().filter_map(|message| inbox.receive_span(message)));
-                ready.extend(readable.into_iter());
+                ready.extend(&readable);
             }
             Good::Inline(messages) => messages.extend(readable),
         }
@@ -343,20 +343,20 @@ where
     St: Store,
     S: Clone + Send + Sync + 'static,
 {
-    let singly: Vec<(&Message, Good)> = match good {
-        Good::Stored(ready, _) => {
-            let alone = |message: &Message| Good::Stored(Ready::from_iter([message.clone()]), Vec::new());
-            ready.messages().map(|message| (message, alone(message))).collect()
-        }
-        Good::Inline(messages) => {
-            messages.iter().map(|message| (message, Good::Inline(vec![message.clone()]))).collect()
-        }
+    let messages: Vec<Message> = match good {
+        Good::Stored(ready, _) => ready.arrivals().map(Arrival::to_message).collect(),
+        Good::Inline(messages) => messages.clone(),
     };
-    let mut settled = Vec::with_capacity(singly.len());
-    for (message, alone) in singly {
+    let mut settled = Vec::with_capacity(messages.len());
+    for message in messages {
+        let one = std::slice::from_ref(&message);
+        let alone = match good {
+            Good::Stored(..) => Good::Stored(Ready::new(one), Vec::new()),
+            Good::Inline(_) => Good::Inline(one.to_vec()),
+        };
         settled.extend(match take_in_once(inbox, &alone).await {
             Err(error) if error.kind() == ErrorKind::Invalid => {
-                let unreadable = Unreadable::new(message.clone(), error.to_string());
+                let unreadable = Unreadable::new(message, error.to_string());
                 unreadable::keep(inbox, source, &[unreadable]).await?
             }
             settled => settled?,

@@ -27,7 +27,7 @@ const TOGETHER: usize = 500;
 /// Handles messages and answers for each, in order.
 pub(crate) async fn process<St, S>(
     inbox: &Inbox<St, S>,
-    messages: Vec<Message>,
+    messages: &[Message],
 ) -> Result<Vec<Processed>, Error>
 where
     St: Store,
@@ -40,14 +40,13 @@ where
     let mut fresh: Vec<(usize, Arrival)> = Vec::new();
     let mut stored: Vec<(usize, Message)> = Vec::new();
     let mut known = HashSet::new();
-    for (place, message) in messages.into_iter().enumerate() {
-        let arrival = Arrival::new(message);
-        let wanted = inbox.handlers.iter().any(|handler| handler.wants(&arrival.message.kind));
+    for (place, arrival) in Arrival::all(messages).enumerate() {
+        let wanted = inbox.handlers.iter().any(|handler| handler.wants(arrival.message().kind));
         if wanted && known.insert(arrival.identity) {
             fresh.push((place, arrival));
         } else {
             // A kind nobody wants is stored; a second copy in one call is for the store to judge, after the first.
-            stored.push((place, arrival.message));
+            stored.push((place, arrival.to_message()));
         }
     }
     for chunk in fresh.chunks(TOGETHER) {
@@ -60,7 +59,7 @@ where
     }
     if !stored.is_empty() {
         let (places, messages): (Vec<usize>, Vec<Message>) = stored.into_iter().unzip();
-        let received = inbox.shared.receiver.receive(Ready::from_iter(messages), inbox.routes()).await?;
+        let received = inbox.shared.receiver.receive(Ready::new(&messages), inbox.routes()).await?;
         for (place, received) in places.into_iter().zip(received) {
             answers[place] = Some(match received {
                 Received::New => Processed::Stored,
@@ -73,27 +72,28 @@ where
 }
 
 /// One message after the other; nothing is remembered, and a failure is the caller's.
-async fn process_direct<St, S>(inbox: &Inbox<St, S>, messages: Vec<Message>) -> Result<Vec<Processed>, Error>
+async fn process_direct<St, S>(inbox: &Inbox<St, S>, messages: &[Message]) -> Result<Vec<Processed>, Error>
 where
     St: Store,
     S: Clone + Send + Sync + 'static,
 {
     let mut answers = Vec::with_capacity(messages.len());
-    'messages: for message in messages {
-        if !inbox.handlers.iter().any(|handler| handler.wants(&message.kind)) {
+    'messages: for arrival in Arrival::all(messages) {
+        let kind = arrival.message().kind;
+        if !inbox.handlers.iter().any(|handler| handler.wants(kind)) {
             // Nothing is stored here, so answering "done" would make the message vanish.
             inbox.shared.counters.add("", Counter::Unrouted, 1);
-            answers.push(Processed::Failed(format!("no handler wants the kind `{}`", message.kind)));
+            answers.push(Processed::Failed(format!("no handler wants the kind `{kind}`")));
             continue;
         }
-        let wanted = inbox.handlers.iter().filter(|handler| handler.wants(&message.kind));
+        let wanted = inbox.handlers.iter().filter(|handler| handler.wants(kind));
         for handler in wanted.filter(|handler| !handler.takes_tx) {
-            if let Err(failure) = call_outside(inbox, handler, &mut vec![message.clone()], 1).await {
+            if let Err(failure) = call_outside(inbox, handler, &mut vec![arrival.to_message()], 1).await {
                 answers.push(Processed::Failed(failure.text()));
                 continue 'messages;
             }
         }
-        let mut work = InlineWork::new(inbox, vec![Arrival::new(message)]);
+        let mut work = InlineWork::new(inbox, vec![arrival]);
         transaction::run(inbox, &mut work, 1).await?;
         answers.push(answered(work.answers.remove(0))?);
     }
@@ -156,12 +156,13 @@ impl<'a, St: Store, S: Clone + Send + Sync + 'static> InlineWork<'a, St, S> {
         scheduled: bool,
         active: &mut HashSet<(String, String)>,
     ) -> Vec<Arc<Registered<St, S>>> {
-        let message = self.arrivals[index].message.clone();
+        let arrival = &self.arrivals[index];
+        let message = arrival.message();
         let mut called = Vec::new();
-        for handler in self.inbox.handlers.iter().filter(|handler| handler.wants(&message.kind)) {
+        for handler in self.inbox.handlers.iter().filter(|handler| handler.wants(message.kind)) {
             let name = handler.name().to_owned();
-            let behind = handler.settings.ordered.then_some(message.key.clone()).flatten();
-            let behind = behind.map(|key| (name.clone(), key));
+            let behind = message.key.filter(|_| handler.settings.ordered);
+            let behind = behind.map(|key| (name.clone(), key.to_owned()));
             let park = match self.blamed.get(&(index, name.clone())) {
                 Some(Outcome::Dead(error)) => Some((ParkState::Dead, 1, Some(error.clone()))),
                 Some(Outcome::Retry(delay, error)) => {
@@ -182,7 +183,8 @@ impl<'a, St: Store, S: Clone + Send + Sync + 'static> InlineWork<'a, St, S> {
             if matches!(state, ParkState::Ready(_)) {
                 active.extend(behind);
             }
-            self.parks[index].push(Park { handler: name, message: message.clone(), state, attempts, error });
+            let message = arrival.to_message();
+            self.parks[index].push(Park { handler: name, message, state, attempts, error });
         }
         called
     }
@@ -207,7 +209,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for InlineWork<'_,
                 Received::Conflict => Processed::Conflict,
                 Received::New if !self.inbox.settings.remembers => {
                     let wanted = self.inbox.handlers.iter().filter(|handler| handler.takes_tx);
-                    let kind = &self.arrivals[index].message.kind;
+                    let kind = self.arrivals[index].message().kind;
                     handlers = wanted.filter(|handler| handler.wants(kind)).cloned().collect();
                     Processed::Done
                 }
@@ -216,7 +218,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for InlineWork<'_,
                     if self.parks[index].is_empty() { Processed::Done } else { Processed::Stored }
                 }
             };
-            let message = (!handlers.is_empty()).then(|| self.arrivals[index].message.clone().into());
+            let message = (!handlers.is_empty()).then(|| self.arrivals[index].to_lane_message());
             items.push(Item { message, attempt: 1, handlers: handlers.into() });
         }
         Ok(Some(Begun { connection: batch.connection, items }))
@@ -267,7 +269,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Work<St, S> for InlineWork<'_,
     }
 
     fn blame(&mut self, index: usize, handler: &Arc<Registered<St, S>>, failure: Failure) {
-        let id = &self.arrivals[index].message.id;
+        let id = self.arrivals[index].message().id;
         tracing::debug!(handler = handler.name(), id, %failure, "the attempt failed");
         let outcome = outcome_of(handler, 1, &failure, &self.inbox.shared.seed);
         self.blamed.insert((index, handler.name().to_owned()), outcome);

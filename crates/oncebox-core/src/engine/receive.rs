@@ -67,9 +67,14 @@ pub(crate) struct Ready {
 }
 
 impl Ready {
-    pub(crate) fn extend(&mut self, messages: impl Iterator<Item = Message>) {
-        let mut messages = messages.peekable();
-        while messages.peek().is_some() {
+    pub(crate) fn new(messages: &[Message]) -> Self {
+        let mut ready = Self::default();
+        ready.extend(messages);
+        ready
+    }
+
+    pub(crate) fn extend(&mut self, mut messages: &[Message]) {
+        while !messages.is_empty() {
             let fits = self.chunks.last().is_some_and(|chunk| chunk.len() < MOST_MESSAGES);
             if !fits || self.bytes >= MOST_BYTES {
                 self.chunks.push(Arc::default());
@@ -77,29 +82,23 @@ impl Ready {
             }
             let Some(chunk) = self.chunks.last_mut() else { return };
             let chunk = Arc::make_mut(chunk);
-            let room = MOST_MESSAGES - chunk.len();
-            chunk.reserve(messages.size_hint().0.min(room));
-            for message in messages.by_ref().take(room) {
+            let mut fitting = 0;
+            for message in messages.iter().take(MOST_MESSAGES - chunk.len()) {
+                fitting += 1;
                 self.bytes += message.payload.len();
-                chunk.push(Arrival::new(message));
                 if self.bytes >= MOST_BYTES {
                     break;
                 }
             }
+            let (piece, rest) = messages.split_at(fitting);
+            chunk.extend(Arrival::all(piece));
+            messages = rest;
         }
     }
 
     /// The messages, in order.
-    pub(crate) fn messages(&self) -> impl Iterator<Item = &Message> {
-        self.chunks.iter().flat_map(|chunk| chunk.iter()).map(|arrival| &arrival.message)
-    }
-}
-
-impl FromIterator<Message> for Ready {
-    fn from_iter<I: IntoIterator<Item = Message>>(messages: I) -> Self {
-        let mut ready = Self::default();
-        ready.extend(messages.into_iter());
-        ready
+    pub(crate) fn arrivals(&self) -> impl Iterator<Item = &Arrival> {
+        self.chunks.iter().flat_map(|chunk| chunk.iter())
     }
 }
 
@@ -126,7 +125,8 @@ impl<St: Store> Receiver<St> {
         self.inner.refresh_routes().await;
         let routes = lock(&self.inner.routes).clone();
         let unrouted = |kind: &str| !own.iter().chain(routes.iter()).any(|kinds| kinds.wants(kind));
-        let is_unrouted: Vec<bool> = ready.messages().map(|message| unrouted(&message.kind)).collect();
+        let is_unrouted: Vec<bool> =
+            ready.arrivals().map(|arrival| unrouted(arrival.message().kind)).collect();
         let mut answers = Vec::with_capacity(is_unrouted.len());
         for chunk in ready.chunks {
             answers.extend(self.enqueue(chunk).await?);
@@ -356,7 +356,7 @@ fn take_group(waiting: &mut Vec<Request>) -> Vec<Request> {
     let (mut messages, mut bytes, mut fitting) = (0, 0, 0);
     for request in waiting.iter() {
         messages += request.arrivals.len();
-        bytes += request.arrivals.iter().map(|arrival| arrival.message.payload.len()).sum::<usize>();
+        bytes += request.arrivals.iter().map(Arrival::payload_len).sum::<usize>();
         if fitting > 0 && (messages > MOST_MESSAGES || bytes > MOST_BYTES) {
             break;
         }

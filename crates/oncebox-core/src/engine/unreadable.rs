@@ -101,7 +101,7 @@ where
     let mut known = HashSet::new();
     let (mut arrivals, mut faults) = (Vec::new(), Vec::new());
     for one in unreadable {
-        let arrival = Arrival::new(one.message.clone());
+        let arrival = Arrival::new(&one.message);
         if known.insert(arrival.identity) {
             faults.push(one.fault.as_str());
             arrivals.push(arrival);
@@ -114,7 +114,7 @@ where
         .filter(|(_, received)| **received == Received::New)
         .map(|((arrival, fault), _)| Park {
             handler: UNREADABLE.to_owned(),
-            message: arrival.message.clone(),
+            message: arrival.to_message(),
             state: ParkState::Dead,
             // Reading it was the attempt that failed.
             attempts: 1,

@@ -39,8 +39,8 @@ pub(crate) struct Appended {
     pub(crate) new: Vec<(usize, i64)>,
     /// The tail of the run as it was asked for, when the statement found it in the log.
     pub(crate) follows: Option<Tail>,
-    /// Copies of these, when they are to be remembered.
-    pub(crate) copies: Option<Packed>,
+    /// These, when they are to be remembered.
+    pub(crate) messages: Option<Arc<Packed>>,
 }
 
 /// The last message of the run: what the server is asked for.
@@ -88,16 +88,16 @@ impl Recent {
         Self { most, run: Mutex::default(), runs: AtomicU64::new(0) }
     }
 
-    /// Copies of messages, to be remembered; none when they cannot be.
-    pub(crate) fn copies<'a>(
+    /// Messages to be remembered; none when they cannot be.
+    pub(crate) fn packed<'a>(
         &self,
         arrivals: impl ExactSizeIterator<Item = &'a Arrival> + Clone,
-    ) -> Option<Packed> {
+    ) -> Option<Arc<Packed>> {
         // Whether such a message is due, the server decides.
-        if arrivals.clone().any(|arrival| arrival.message.not_before.is_some()) {
+        if arrivals.clone().any(|arrival| arrival.message().not_before.is_some()) {
             return None;
         }
-        Packed::new(arrivals.map(|arrival| &arrival.message), self.most)
+        Arrival::packed(arrivals, self.most)
     }
 
     /// Adds what a statement has appended, after its commit.
@@ -106,7 +106,9 @@ impl Recent {
         let Some((last, seq)) = appended.new.last().and_then(of) else { return };
         let places: Vec<(u16, i64)> =
             appended.new.iter().filter_map(of).map(|(arrival, seq)| (arrival.lane, seq)).collect();
-        let Some(copies) = appended.copies.filter(|copies| copies.len() == places.len()) else { return };
+        let Some(messages) = appended.messages.filter(|messages| messages.len() == places.len()) else {
+            return;
+        };
         let mut run = self.lock();
         if run.as_ref().is_some_and(|run| appended.upto <= run.after) {
             // Two statements at once, and the later one was faster to come here.
@@ -128,7 +130,7 @@ impl Recent {
         };
         let run = run.get_or_insert_with(|| Run::new(appended.after, tail));
         run.tail = tail;
-        run.push(&places, copies);
+        run.push(&places, messages);
         while run.bytes > self.most && run.pop() {}
     }
 
@@ -204,11 +206,10 @@ impl Run {
     }
 
     /// Adds a stretch: the lane and the seq of each message.
-    fn push(&mut self, places: &[(u16, i64)], messages: Packed) {
+    fn push(&mut self, places: &[(u16, i64)], messages: Arc<Packed>) {
         let bytes = messages.size() + places.len() * (size_of::<Slot>() + size_of::<u16>());
         let lanes = places.iter().map(|(lane, _)| *lane).collect();
         let upto = places.last().map_or(self.after, |(_, seq)| *seq);
-        let messages = Arc::new(messages);
         for (index, &(lane, seq)) in places.iter().enumerate() {
             if let Some(slots) = self.lanes.get_mut(usize::from(lane)) {
                 slots.push_back(Slot { seq, index, messages: messages.clone() });
@@ -266,8 +267,8 @@ mod tests {
     /// What a statement that appended these says.
     fn appended(after: i64, arrivals: &[Arrival], follows: Option<Tail>) -> Appended {
         let new: Vec<(usize, i64)> = (0..arrivals.len()).zip(after + 1..).collect();
-        let copies = Packed::new(arrivals.iter().map(|arrival| &arrival.message), usize::MAX);
-        Appended { after, upto: after + new.len() as i64, received_at: 7, new, follows, copies }
+        let messages = Arrival::packed(arrivals.iter(), usize::MAX);
+        Appended { after, upto: after + new.len() as i64, received_at: 7, new, follows, messages }
     }
 
     fn append(recent: &Recent, after: i64, arrivals: &[Arrival]) {

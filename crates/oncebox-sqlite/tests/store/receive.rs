@@ -79,8 +79,8 @@ async fn any_number_of_messages_is_stored_in_order_and_once() {
         .unwrap();
     for (n, row) in rows.iter().enumerate() {
         let expected = Arrival::new(text(&n.to_string()));
-        assert_eq!(row.get::<String, _>(0), expected.message.id);
-        assert_eq!(row.get::<Vec<u8>, _>(1), expected.message.payload);
+        assert_eq!(row.get::<String, _>(0), expected.message().id);
+        assert_eq!(row.get::<Vec<u8>, _>(1), expected.message().payload);
         assert_eq!(row.get::<i64, _>(3), i64::from(expected.lane));
         assert_eq!(row.get::<Vec<u8>, _>(4), expected.identity);
     }

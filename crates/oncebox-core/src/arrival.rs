@@ -121,13 +121,15 @@ mod tests {
         assert!(Arrival::packed(together.iter(), whole.size()).is_some());
         assert!(Arrival::packed(together.iter(), whole.size() - 1).is_none());
 
+        assert_eq!(ids(&Arrival::packed(together[..2].iter(), usize::MAX).unwrap()), ["0", "1"]);
         let some = [together[2].clone(), together[0].clone()];
         assert_eq!(ids(&Arrival::packed(some.iter(), usize::MAX).unwrap()), ["2", "0"]);
         let turned = [together[1].clone(), together[0].clone(), together[2].clone()];
         assert_eq!(ids(&Arrival::packed(turned.iter(), usize::MAX).unwrap()), ["1", "0", "2"]);
-        let other = Arrival::new(Message::with_id("3", "k", "body"));
-        let mixed = [together[0].clone(), together[1].clone(), other];
-        assert_eq!(ids(&Arrival::packed(mixed.iter(), usize::MAX).unwrap()), ["0", "1", "3"]);
+        let messages: Vec<Message> = (3..6).map(|id| Message::with_id(id.to_string(), "k", "body")).collect();
+        let others: Vec<Arrival> = Arrival::all(&messages).collect();
+        let mixed = [together[0].clone(), together[1].clone(), others[2].clone()];
+        assert_eq!(ids(&Arrival::packed(mixed.iter(), usize::MAX).unwrap()), ["0", "1", "5"]);
         assert!(Arrival::packed([].iter(), usize::MAX).unwrap().is_empty());
     }
 }

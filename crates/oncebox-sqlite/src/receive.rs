@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use futures_util::future::join;
 use oncebox_core::store::{Arrival, InlineBatch, ReadInline, Received};
 use oncebox_core::{Error, ErrorKind, Once, once_identity};
 use sqlx::SqliteConnection;
@@ -123,19 +124,17 @@ impl SqliteStore {
 
         // Neighbours in the index are inserted one after the other.
         numbered.sort_unstable_by_key(|(_, arrival)| arrival.identity);
-        let mut inserted = 0;
-        for (text, piece) in self.sql.seen.pieces(&numbered) {
-            let mut insert = query(text);
-            for (seq, arrival) in piece {
-                insert = insert
+        let seen = self.sql.seen.pieces(&numbered).map(|(text, piece)| {
+            piece.iter().fold(query(text), |insert, (seq, arrival)| {
+                insert
                     .bind(&arrival.identity[..])
                     .bind(&arrival.fingerprint[..])
                     .bind(*seq)
                     .bind(arrival.lane)
-                    .bind(now);
-            }
-            inserted += insert.execute(&mut *connection).await.map_err(classify)?.rows_affected();
-        }
+                    .bind(now)
+            })
+        });
+        let inserted = execute_all(connection, seen).await?;
         numbered.sort_unstable_by_key(|(seq, _)| *seq);
 
         let mut received = vec![Received::New; arrivals.len()];
@@ -152,24 +151,25 @@ impl SqliteStore {
         }
         // By lane, because the log is kept lane by lane.
         numbered.sort_by_key(|(_, arrival)| arrival.lane);
-        for (text, piece) in self.sql.log.pieces(&numbered) {
-            let mut insert = query(text);
-            for (seq, arrival) in piece {
+        let log = self.sql.log.pieces(&numbered).map(|(text, piece)| {
+            let first = piece[0].1.message();
+            let headers = first.stored_headers();
+            let insert = query(text).bind(first.scope).bind(first.kind).bind(headers.clone()).bind(now);
+            piece.iter().fold(insert, |insert, (seq, arrival)| {
                 let message = arrival.message();
-                insert = insert
+                insert
                     .bind((i64::from(arrival.lane) << LANE_BITS) + seq)
                     .bind(&arrival.identity[..])
-                    .bind(message.scope)
+                    .bind(Some(message.scope).filter(|scope| *scope != first.scope))
                     .bind(message.id)
-                    .bind(message.kind)
+                    .bind(Some(message.kind).filter(|kind| *kind != first.kind))
                     .bind(message.key)
-                    .bind(message.stored_headers())
+                    .bind(Some(message.stored_headers()).filter(|own| *own != headers))
                     .bind(message.payload)
                     .bind(message.not_before.map(jiff::Timestamp::as_microsecond))
-                    .bind(now);
-            }
-            insert.execute(&mut *connection).await.map_err(classify)?;
-        }
+            })
+        });
+        execute_all(connection, log).await?;
         write.commit().await?;
         Ok(received)
     }
@@ -299,6 +299,21 @@ impl SqliteStore {
             .map_err(classify)?;
         Ok(())
     }
+}
+
+/// Runs one statement after the other, and makes each while the one before it runs. Answers how many rows they changed.
+async fn execute_all<'a>(
+    connection: &mut SqliteConnection,
+    mut statements: impl Iterator<Item = SqliteQuery<'a>>,
+) -> Result<u64, Error> {
+    let mut changed = 0;
+    let mut next = statements.next();
+    while let Some(statement) = next {
+        let (done, made) = join(statement.execute(&mut *connection), async { statements.next() }).await;
+        changed += done.map_err(classify)?.rows_affected();
+        next = made;
+    }
+    Ok(changed)
 }
 
 struct Known {

@@ -71,7 +71,7 @@ macro_rules! statements {
                     receive_few: Whole::new(&render(include_str!("sql/receive_few.sql"), prefix)),
                     seen: insert(include_str!("sql/insert_seen.sql"), 5),
                     seen_inline: insert(include_str!("sql/insert_seen_inline.sql"), 3),
-                    log: insert(include_str!("sql/insert_log.sql"), 10),
+                    log: insert(include_str!("sql/insert_log.sql"), 9),
                     outbox: insert(include_str!("sql/insert_outbox.sql"), 11),
                     delivery: insert(include_str!("sql/insert_delivery.sql"), 15),
                     $($name: render(include_str!(concat!("sql/", stringify!($name), ".sql")), prefix).into(),)*
@@ -195,8 +195,9 @@ pub(crate) struct Insert {
 }
 
 /// How many rows one statement inserts: a few sizes, so that prepared statements are found again. Each statement is a
-/// trip to the thread of its connection and back, so any number below 64 takes at most six of them.
-const SIZES: [usize; 9] = [256, 128, 64, 32, 16, 8, 4, 2, 1];
+/// trip to the thread of its connection and back: any number below 64 takes at most six of them, and a full group of 1,000
+/// four.
+const SIZES: [usize; 9] = [250, 128, 64, 32, 16, 8, 4, 2, 1];
 
 impl Insert {
     fn new(text: &str, columns: usize) -> Self {
@@ -304,7 +305,7 @@ mod tests {
         let insert = Insert::new("values {rows}", 2);
         let rows: Vec<usize> = (0..603).collect();
         let sizes: Vec<usize> = insert.pieces(&rows).map(|(_, piece)| piece.len()).collect();
-        assert_eq!(sizes, [256, 256, 64, 16, 8, 2, 1]);
+        assert_eq!(sizes, [250, 250, 64, 32, 4, 2, 1]);
         let all: Vec<usize> = insert.pieces(&rows).flat_map(|(_, piece)| piece.to_vec()).collect();
         assert_eq!(all, rows);
     }

@@ -320,12 +320,14 @@ mod tests {
         let file = folder.path().join("messages.db");
         let opened = SqliteStore::open(file.to_str().unwrap()).await.unwrap();
         let own = SqlitePool::connect(&format!("sqlite:{}", file.display())).await.unwrap();
-        for store in [opened, SqliteStore::new(own)] {
+        // The cache of a pool of their own is the application's to set.
+        for (store, cache) in [(opened, -16_000), (SqliteStore::new(own), -2_000)] {
             for sync in [Sync::Durable, Sync::Soft] {
                 let mut write = store.writer.take(sync).await.unwrap();
                 assert_eq!(setting(write.connection(), "wal_autocheckpoint").await, 4000);
                 // 2 is memory.
                 assert_eq!(setting(write.connection(), "temp_store").await, 2);
+                assert_eq!(setting(write.connection(), "cache_size").await, cache);
                 let level = setting(write.connection(), "synchronous").await;
                 assert_eq!(level, if sync == Sync::Durable { 2 } else { 1 });
                 write.finish();

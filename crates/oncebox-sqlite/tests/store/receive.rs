@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use oncebox_core::store::{Arrival, Claim, Connection, ReadInline, Token};
-use oncebox_core::{ErrorKind, Message, Once, Received, Store};
+use oncebox_core::{DEFAULT_SCOPE, ErrorKind, Message, Once, Received, Store};
 use oncebox_sqlite::SqliteStore;
 use oncebox_testkit::until;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
@@ -66,7 +66,7 @@ async fn any_number_of_messages_is_stored_in_order_and_once() {
     let fixture = fixture().await;
     let mut total = 0;
     // A full statement before one with room left: what was bound to it must be gone.
-    for size in [1, 2, 4, 3, 1, 256, 255, 129, 257, 1000, 3] {
+    for size in [1, 2, 4, 3, 1, 250, 249, 129, 251, 1000, 3] {
         let some = arrivals((total..total + size).map(|n| text(&n.to_string())));
         assert_eq!(fixture.store.receive(&some).await.unwrap(), vec![Received::New; size], "{size}");
         assert_eq!(fixture.store.receive(&some).await.unwrap(), vec![Received::Duplicate; size], "{size}");
@@ -206,10 +206,46 @@ async fn bytes_come_out_as_they_went_in() {
     assert_eq!(rows.len(), 4);
     for message in messages {
         let row = rows.iter().find(|row| row.to_message().unwrap().id == message.id).unwrap();
-        assert_eq!(row.to_message().unwrap(), message);
         assert_eq!(row.scheduled, message.not_before.is_some());
+        assert_eq!(row.to_message().unwrap(), message.scope(DEFAULT_SCOPE));
     }
     tx.rollback().await;
+}
+
+#[tokio::test]
+async fn of_a_large_group_each_keeps_what_is_its_own() {
+    // Whatever the first one of a statement has: most others have the same, but not all of them.
+    for first in 0..3 {
+        let fixture = fixture().await;
+        fixture.register("h", false).await;
+        let message = |n: usize| {
+            let other = (usize::from(n % 7 == 3) + first) % 3;
+            let message = Message::new(["one", "two", "drei"][other], format!("body {n}")).id(n.to_string());
+            let message = message.scope(["tests", "", "other"][other]);
+            let message = if n % 3 == 0 { message.key(n % 5) } else { message };
+            match (n + first) % 4 {
+                0 => message,
+                1 => message.header("a", "").header("b", vec![0, 255]),
+                number => message.header("number", number.to_string()),
+            }
+        };
+        let messages: Vec<Message> = (0..1000).map(message).collect();
+        fixture.receive(messages.clone()).await;
+        let (tx, rows) = fixture.batch("h", Token(1)).await;
+        let mut read: Vec<Message> = rows.iter().map(|row| row.to_message().unwrap()).collect();
+        read.sort_by_key(|message| message.id.parse::<usize>().unwrap());
+        let with_scope = |mut message: Message| {
+            if message.scope.is_empty() {
+                message.scope = DEFAULT_SCOPE.to_owned();
+            }
+            message
+        };
+        assert_eq!(read.len(), messages.len());
+        for (read, message) in read.into_iter().zip(messages) {
+            assert_eq!(read, with_scope(message));
+        }
+        tx.rollback().await;
+    }
 }
 
 #[tokio::test]

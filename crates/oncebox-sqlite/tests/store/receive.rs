@@ -222,7 +222,7 @@ async fn of_a_large_group_each_keeps_what_is_its_own() {
             let other = (usize::from(n % 7 == 3) + first) % 3;
             let message = Message::new(["one", "two", "drei"][other], format!("body {n}")).id(n.to_string());
             let message = message.scope(["tests", "", "other"][other]);
-            let message = if n % 3 == 0 { message.key(n % 5) } else { message };
+            let message = if n.is_multiple_of(3) { message.key(n % 5) } else { message };
             match (n + first) % 4 {
                 0 => message,
                 1 => message.header("a", "").header("b", vec![0, 255]),

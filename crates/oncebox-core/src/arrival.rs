@@ -28,9 +28,9 @@ impl Arrival {
     }
 
     /// Messages that came together, with what the store needs to know of each.
-    pub fn all(messages: &[Message]) -> impl ExactSizeIterator<Item = Self> {
+    pub fn all(messages: &[Message]) -> impl ExactSizeIterator<Item = Self> + use<> {
         let packed = Arc::new(Packed::new(messages.iter()));
-        (0..messages.len()).map(move |index| Self::within(&packed, index))
+        (0..packed.len()).map(move |index| Self::within(&packed, index))
     }
 
     fn within(messages: &Arc<Packed>, index: usize) -> Self {
@@ -44,7 +44,7 @@ impl Arrival {
         }
     }
 
-    /// The message.
+    /// The message, which has a scope.
     pub fn message(&self) -> MessageView<'_> {
         self.messages.view(self.index)
     }
@@ -54,7 +54,7 @@ impl Arrival {
         self.messages.payload_len(self.index)
     }
 
-    /// A copy of the message.
+    /// A copy of the message, which has a scope and no sink.
     pub fn to_message(&self) -> Message {
         self.messages.message(self.index)
     }
@@ -98,12 +98,12 @@ mod tests {
         ];
         for (arrival, message) in Arrival::all(&messages).zip(&messages) {
             for arrival in [&arrival, &Arrival::new(message)] {
-                assert_eq!(arrival.identity, message.identity());
                 assert_eq!(arrival.fingerprint, message.fingerprint());
                 assert_eq!(arrival.lane, message.lane());
                 assert_eq!(arrival.payload_len(), message.payload.len());
                 let scope = if message.scope.is_empty() { "default" } else { &message.scope };
                 assert_eq!(arrival.to_message(), message.clone().scope(scope));
+                assert_eq!(arrival.identity, arrival.to_message().identity());
                 assert_eq!(arrival.to_lane_message().into_message(), arrival.to_message());
             }
         }

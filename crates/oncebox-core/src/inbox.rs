@@ -10,7 +10,7 @@ use tokio::sync::{OnceCell, watch};
 use crate::clock::Seed;
 use crate::counters::Counters;
 use crate::engine::inline;
-use crate::engine::receive::{Ready, Receiver};
+use crate::engine::receive::{MOST_MESSAGES, Ready, Receiver, pieces};
 use crate::error::{Error, ErrorKind};
 use crate::handler::{Handler, NamedHandler, Registered};
 use crate::kinds::IntoKinds;
@@ -209,15 +209,25 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
         self.refuse_direct("receive")?;
         self.check(messages)?;
         if self.settings.traces.is_none() {
-            return self.receive_ready(Ready::new(messages)).await;
+            return self.receive_checked(messages).await;
         }
         let mut messages = messages.to_vec();
         // Ends with the answer.
         let _spans: Vec<_> = messages.iter_mut().filter_map(|message| self.receive_span(message)).collect();
-        self.receive_ready(Ready::new(&messages)).await
+        self.receive_checked(&messages).await
     }
 
-    /// The same for messages that are checked already and have their span.
+    /// The same for messages that are checked already.
+    pub(crate) async fn receive_checked(&self, messages: &[Message]) -> Result<Vec<Received>, Error> {
+        let mut received = Vec::with_capacity(messages.len());
+        // Packed when their turn has come, so that a large call is not in memory twice.
+        for piece in pieces(messages, MOST_MESSAGES) {
+            received.extend(self.receive_ready(Ready::new(piece)).await?);
+        }
+        Ok(received)
+    }
+
+    /// The same for messages that are ready to be stored.
     pub(crate) async fn receive_ready(&self, ready: Ready) -> Result<Vec<Received>, Error> {
         self.refuse_direct("receive")?;
         self.register_once().await?;
@@ -235,7 +245,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
         trace.replace(&mut message.headers);
         Some(tracing::debug_span!(
             "oncebox.receive",
-            scope = message.scope,
+            scope = message.stored_scope(),
             id = message.id,
             kind = message.kind,
             trace_id = trace.trace_id(),

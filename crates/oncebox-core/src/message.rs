@@ -31,7 +31,7 @@ use crate::headers::Headers;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Message {
-    /// The name space of the id; a source's name unless set.
+    /// The name space of the id. A message that comes without one gets the name of its source, or [`DEFAULT_SCOPE`].
     pub scope: String,
     /// Unique within the scope, compared byte by byte.
     pub id: String,
@@ -46,7 +46,8 @@ pub struct Message {
     pub payload: Bytes,
     /// Not handled (or, in the outbox, not sent) before this time of the database's clock.
     pub not_before: Option<Timestamp>,
-    /// The sink an outgoing message is meant for; empty for the relay without a name.
+    /// The sink an outgoing message is meant for; empty for the relay without a name. A message that was received has
+    /// none: it says where to send, and it has come.
     pub sink: String,
 }
 
@@ -124,9 +125,9 @@ impl Message {
         })
     }
 
-    /// The 16 bytes that stand for (scope, id) in the store.
+    /// The 16 bytes that stand for (scope, id) in the store, once the message has a scope.
     pub fn identity(&self) -> [u8; 16] {
-        identity(self.stored_scope(), &self.id)
+        identity(&self.scope, &self.id)
     }
 
     /// The scope under which it is stored: its own, or that of messages that come without one.

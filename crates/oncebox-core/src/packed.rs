@@ -1,5 +1,7 @@
 //! Many messages in a few pieces of memory: made and given back in one go, and as large as they say.
 
+use std::fmt;
+
 use bytes::Bytes;
 use jiff::Timestamp;
 
@@ -15,13 +17,19 @@ const NONE: usize = usize::MAX;
 /// Messages as a store has them: with a scope, and without a sink.
 ///
 /// A payload or a header may be a small part of a large buffer; its copy here is part of a buffer of these messages only.
-#[derive(Debug)]
 pub struct Packed {
     texts: String,
     bytes: Bytes,
     /// Of each message in turn: kind, scope, id, key, payload, how many headers, and name and value of each.
     lengths: Vec<usize>,
     places: Vec<Place>,
+}
+
+impl fmt::Debug for Packed {
+    /// How much there is, not what: it may be megabytes.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Packed").field("len", &self.len()).field("size", &self.size()).finish()
+    }
 }
 
 /// Where a message begins, and what it has besides texts and bytes.
@@ -162,7 +170,7 @@ impl Packed {
 }
 
 /// A message where it lies, on its own or among others.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct MessageView<'a> {
     /// See [`Message::scope`].
     pub scope: &'a str,
@@ -179,7 +187,7 @@ pub struct MessageView<'a> {
     headers: HeadersView<'a>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 enum HeadersView<'a> {
     Own(&'a Headers),
     /// So many, and what reads them.
@@ -207,6 +215,20 @@ impl<'a> MessageView<'a> {
             HeadersView::Packed(0, _) => String::new(),
             HeadersView::Packed(..) => stored_headers(self.headers()),
         }
+    }
+}
+
+impl fmt::Debug for MessageView<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("MessageView")
+            .field("scope", &self.scope)
+            .field("id", &self.id)
+            .field("kind", &self.kind)
+            .field("key", &self.key)
+            .field("payload", &self.payload.len())
+            .field("not_before", &self.not_before)
+            .finish_non_exhaustive()
     }
 }
 
@@ -279,7 +301,7 @@ impl Packing {
 }
 
 /// What comes next.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 struct Reader<'a> {
     texts: &'a str,
     bytes: &'a [u8],
@@ -374,6 +396,14 @@ mod tests {
         }
         assert!(Packed::gathered(places.into_iter(), gathered.size()).is_some());
         assert!(Packed::gathered(places.into_iter(), gathered.size() - 1).is_none());
+    }
+
+    #[test]
+    fn what_is_shown_of_many_is_short_and_of_one_is_its_own() {
+        let packed = Packed::new(all().iter());
+        assert_eq!(format!("{packed:?}"), format!("Packed {{ len: 4, size: {} }}", packed.size()));
+        let shown = format!("{:?}", packed.view(1));
+        assert!(shown.contains("order.placed") && !shown.contains("last") && shown.len() < 300, "{shown}");
     }
 
     #[test]

@@ -55,9 +55,7 @@ impl Columns<'_> {
         }
         self
     }
-}
 
-impl Columns<'_> {
     /// About how many bytes they take on the way to the server, where each value has its length before it.
     pub(crate) fn size(&self) -> usize {
         fn texts<T: AsRef<[u8]>>(column: &[T]) -> usize {

@@ -24,9 +24,6 @@ use crate::sql::{DEFAULT_PREFIX, Sql, query};
 use crate::tx::SqliteTransaction;
 use crate::tx::writer::{PRAGMAS, Writer};
 
-/// How many KiB of pages a connection keeps at most (a positive number would be pages). The ids of a group are scattered
-/// over the whole index of ids: with SQLite's own 2 MB, pages of a large index are read again for every group.
-const CACHE: &str = "-16000";
 /// How long one statement waits for the write lock of another process.
 const BUSY: Duration = Duration::from_secs(10);
 const CONNECTIONS: u32 = 8;
@@ -72,7 +69,6 @@ impl SqliteStore {
             .foreign_keys(true)
             .statement_cache_capacity(256)
             .row_buffer_size(256)
-            .pragma("cache_size", CACHE)
             .disable_statement_logging();
         let options = PRAGMAS.into_iter().fold(options, |options, (name, value)| options.pragma(name, value));
         if writable {

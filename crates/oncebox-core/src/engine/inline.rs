@@ -9,7 +9,7 @@ use crate::counters::Counter;
 use crate::engine::call::{Open, call_outside};
 use crate::engine::lanes::Tally;
 use crate::engine::outcome_of;
-use crate::engine::receive::Ready;
+use crate::engine::receive::pieces;
 use crate::engine::transaction::{self, Begun, Item, Work};
 use crate::error::{Error, ErrorKind};
 use crate::failure::Failure;
@@ -37,30 +37,37 @@ where
         return process_direct(inbox, messages).await;
     }
     let mut answers: Vec<Option<Processed>> = vec![None; messages.len()];
-    let mut fresh: Vec<(usize, Arrival)> = Vec::new();
-    let mut stored: Vec<(usize, Message)> = Vec::new();
+    // What is left to the runner, and the places of it.
+    let (mut stored, mut stored_places) = (Vec::new(), Vec::new());
     let mut known = HashSet::new();
-    for (place, arrival) in Arrival::all(messages).enumerate() {
-        let wanted = inbox.handlers.iter().any(|handler| handler.wants(arrival.message().kind));
-        if wanted && known.insert(arrival.identity) {
-            fresh.push((place, arrival));
-        } else {
-            // A kind nobody wants is stored; a second copy in one call is for the store to judge, after the first.
-            stored.push((place, arrival.to_message()));
+    let mut place = 0;
+    for piece in pieces(messages, TOGETHER) {
+        let (mut fresh, mut fresh_places) = (Vec::new(), Vec::new());
+        for (arrival, message) in Arrival::all(piece).zip(piece) {
+            let wanted = inbox.handlers.iter().any(|handler| handler.wants(&message.kind));
+            if wanted && known.insert(arrival.identity) {
+                fresh.push(arrival);
+                fresh_places.push(place);
+            } else {
+                // A kind nobody wants is stored; a second copy in one call is for the store to judge, after the first.
+                stored.push(message.clone());
+                stored_places.push(place);
+            }
+            place += 1;
         }
-    }
-    for chunk in fresh.chunks(TOGETHER) {
-        let arrivals = chunk.iter().map(|(_, arrival)| arrival.clone()).collect();
-        let mut work = InlineWork::new(inbox, arrivals);
-        transaction::run(inbox, &mut work, chunk.len()).await?;
-        for ((place, _), answer) in chunk.iter().zip(work.answers) {
-            answers[*place] = answer;
+        if fresh.is_empty() {
+            continue;
+        }
+        let count = fresh.len();
+        let mut work = InlineWork::new(inbox, fresh);
+        transaction::run(inbox, &mut work, count).await?;
+        for (place, answer) in fresh_places.into_iter().zip(work.answers) {
+            answers[place] = answer;
         }
     }
     if !stored.is_empty() {
-        let (places, messages): (Vec<usize>, Vec<Message>) = stored.into_iter().unzip();
-        let received = inbox.shared.receiver.receive(Ready::new(&messages), inbox.routes()).await?;
-        for (place, received) in places.into_iter().zip(received) {
+        let received = inbox.receive_checked(&stored).await?;
+        for (place, received) in stored_places.into_iter().zip(received) {
             answers[place] = Some(match received {
                 Received::New => Processed::Stored,
                 Received::Duplicate => Processed::Duplicate,
@@ -78,7 +85,8 @@ where
     S: Clone + Send + Sync + 'static,
 {
     let mut answers = Vec::with_capacity(messages.len());
-    'messages: for arrival in Arrival::all(messages) {
+    'messages: for message in messages {
+        let arrival = Arrival::new(message);
         let kind = arrival.message().kind;
         if !inbox.handlers.iter().any(|handler| handler.wants(kind)) {
             // Nothing is stored here, so answering "done" would make the message vanish.

@@ -16,7 +16,7 @@ use crate::store::{Arrival, Received, Store};
 use crate::wake::Wake;
 
 /// The most messages and payload bytes in one statement.
-const MOST_MESSAGES: usize = 1000;
+pub(crate) const MOST_MESSAGES: usize = 1000;
 const MOST_BYTES: usize = 8 * 1024 * 1024;
 
 /// At most one hint to other processes in this time.
@@ -82,15 +82,7 @@ impl Ready {
             }
             let Some(chunk) = self.chunks.last_mut() else { return };
             let chunk = Arc::make_mut(chunk);
-            let mut fitting = 0;
-            for message in messages.iter().take(MOST_MESSAGES - chunk.len()) {
-                fitting += 1;
-                self.bytes += message.payload.len();
-                if self.bytes >= MOST_BYTES {
-                    break;
-                }
-            }
-            let (piece, rest) = messages.split_at(fitting);
+            let (piece, rest) = split(messages, MOST_MESSAGES - chunk.len(), &mut self.bytes);
             chunk.extend(Arrival::all(piece));
             messages = rest;
         }
@@ -100,6 +92,28 @@ impl Ready {
     pub(crate) fn arrivals(&self) -> impl Iterator<Item = &Arrival> {
         self.chunks.iter().flat_map(|chunk| chunk.iter())
     }
+}
+
+/// Cuts messages into pieces of at most so many, and of so many bytes as one statement takes.
+pub(crate) fn pieces(mut messages: &[Message], most: usize) -> impl Iterator<Item = &[Message]> {
+    std::iter::from_fn(move || {
+        let (piece, rest) = split(messages, most, &mut 0);
+        messages = rest;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+/// The messages that go together, at least one, and the rest. `bytes` are with them already, and then all of theirs.
+fn split<'a>(messages: &'a [Message], most: usize, bytes: &mut usize) -> (&'a [Message], &'a [Message]) {
+    let mut fitting = 0;
+    for message in messages.iter().take(most) {
+        fitting += 1;
+        *bytes += message.payload.len();
+        if *bytes >= MOST_BYTES {
+            break;
+        }
+    }
+    messages.split_at(fitting)
 }
 
 impl<St: Store> Receiver<St> {

@@ -200,7 +200,7 @@ pub fn message(id: impl Into<String>) -> Message {
 }
 
 pub fn arrivals(messages: Vec<Message>) -> Vec<Arrival> {
-    messages.into_iter().map(Arrival::new).collect()
+    Arrival::all(&messages).collect()
 }
 
 pub fn parked(handler: &str, message: Message, state: ParkState) -> Park {

@@ -261,7 +261,8 @@ mod tests {
 
     fn arrivals(ids: impl IntoIterator<Item = u32>, key: &str) -> Vec<Arrival> {
         let message = |id: u32| Message::new("k", "body").id(id.to_string()).key(key);
-        ids.into_iter().map(|id| Arrival::new(message(id))).collect()
+        let messages: Vec<Message> = ids.into_iter().map(message).collect();
+        Arrival::all(&messages).collect()
     }
 
     /// What a statement that appended these says.

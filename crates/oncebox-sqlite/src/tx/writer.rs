@@ -29,6 +29,13 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// twentieth commit wait for it. `temp_store`: where the pages are kept that undo a single statement. A group of messages
 /// touches so many that a file would be made, written and removed for each statement; after a crash nobody needs it.
 pub(crate) const PRAGMAS: [(&str, &str); 2] = [("wal_autocheckpoint", "4000"), ("temp_store", "memory")];
+/// How many KiB of pages the connection of durable writes keeps at most, unless the application has said it for its pool.
+///
+/// The ids of a group are scattered over the whole index of ids: with SQLite's own 2 MB, pages of a large index are read
+/// again for every group.
+const CACHE: i64 = -16_000;
+/// What SQLite has without being told.
+const SMALL_CACHE: i64 = -2_000;
 /// How long a rollback may take before the connection is closed instead.
 const ROLLBACK: Duration = Duration::from_secs(1);
 
@@ -184,6 +191,10 @@ impl Writer {
         for (name, value) in PRAGMAS {
             connection.execute(sqlx::AssertSqlSafe(format!("pragma {name} = {value}"))).await?;
         }
+        let cache: i64 = sqlx::query("pragma cache_size").fetch_one(&mut connection).await?.try_get(0)?;
+        if sync == Sync::Durable && cache == SMALL_CACHE {
+            connection.execute(sqlx::AssertSqlSafe(format!("pragma cache_size = {CACHE}"))).await?;
+        }
         let watch = Watch::install(&mut connection).await?;
         Ok(Watched { connection, watch })
     }
@@ -320,13 +331,18 @@ mod tests {
         let file = folder.path().join("messages.db");
         let opened = SqliteStore::open(file.to_str().unwrap()).await.unwrap();
         let own = SqlitePool::connect(&format!("sqlite:{}", file.display())).await.unwrap();
-        // The cache of a pool of their own is the application's to set.
-        for (store, cache) in [(opened, -16_000), (SqliteStore::new(own), -2_000)] {
+        let told =
+            format!("sqlite:{}", file.display()).parse::<sqlx::sqlite::SqliteConnectOptions>().unwrap();
+        let told = SqlitePool::connect_lazy_with(told.pragma("cache_size", "500"));
+        let stores = [(opened, -16_000), (SqliteStore::new(own), -16_000), (SqliteStore::new(told), 500)];
+        for (store, cache) in stores {
             for sync in [Sync::Durable, Sync::Soft] {
                 let mut write = store.writer.take(sync).await.unwrap();
                 assert_eq!(setting(write.connection(), "wal_autocheckpoint").await, 4000);
                 // 2 is memory.
                 assert_eq!(setting(write.connection(), "temp_store").await, 2);
+                let small = cache.max(-2_000);
+                let cache = if sync == Sync::Durable { cache } else { small };
                 assert_eq!(setting(write.connection(), "cache_size").await, cache);
                 let level = setting(write.connection(), "synchronous").await;
                 assert_eq!(level, if sync == Sync::Durable { 2 } else { 1 });

@@ -82,7 +82,8 @@ async fn a_dropped_future_never_leaves_a_transaction_open() {
         let outgoing = (0..200).map(|n| text(&format!("out-{n}")).key(n)).collect();
         store.commit(tx, Commit { park: parked.collect(), outgoing, ..Commit::default() }).await.unwrap();
     }
-    let arrivals: Vec<Arrival> = (0..300).map(|n| Arrival::new(text(&format!("swept-{n}")))).collect();
+    let messages: Vec<_> = (0..300).map(|n| text(&format!("swept-{n}"))).collect();
+    let arrivals: Vec<Arrival> = Arrival::all(&messages).collect();
     let claim = Claim { handler: "h", token: Token(1), lanes: 4, limit: 10 };
     let ask = AskLease { handler: "h", token: Token(2), limit: 3, lease_for: SECOND, ordered: true };
     let outgoing = AskOutgoing { sink: "", token: Token(3), limit: 3, lease_for: SECOND };

@@ -64,7 +64,7 @@ impl Fixture {
     }
 
     pub async fn receive(&self, messages: Vec<Message>) {
-        let arrivals: Vec<Arrival> = messages.into_iter().map(Arrival::new).collect();
+        let arrivals: Vec<Arrival> = Arrival::all(&messages).collect();
         self.store.receive(&arrivals).await.unwrap();
     }
 

@@ -10,7 +10,8 @@ use sqlx::{Acquire, AssertSqlSafe, ConnectOptions, Connection as _, Row};
 use crate::{Fixture, LIMITS, fixture, moved, text};
 
 fn arrivals(messages: impl IntoIterator<Item = Message>) -> Vec<Arrival> {
-    messages.into_iter().map(Arrival::new).collect()
+    let messages: Vec<Message> = messages.into_iter().collect();
+    Arrival::all(&messages).collect()
 }
 
 #[tokio::test]

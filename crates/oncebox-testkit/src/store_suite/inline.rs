@@ -68,6 +68,46 @@ pub async fn copies_in_one_inline_call_are_one_message<T: Subject>(subject: T) {
     assert_once(&subject, &[message("a"), message("b")], &["charge"]).await;
 }
 
+/// More than one transaction holds, with strays and copies among them, some of them far from their first.
+pub async fn a_large_inline_call_is_answered_in_order<T: Subject>(subject: T) {
+    let inbox =
+        registered(Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let wanted = numbered(1101);
+    let (mut lot, mut expected) = (Vec::new(), Vec::new());
+    for (number, one) in wanted.iter().enumerate() {
+        lot.push(one.clone());
+        expected.push(Processed::Done);
+        if number % 100 == 7 {
+            lot.push(Message::new("nobody.cares", "x").id(format!("stray-{number}")));
+            expected.push(Processed::Stored);
+            lot.push(wanted[number / 2].clone());
+            expected.push(Processed::Duplicate);
+        }
+    }
+    assert_eq!(inbox.process_all(lot.clone()).await.unwrap(), expected);
+    assert_once(&subject, &wanted, &["charge"]).await;
+    let again = inbox.process_all(lot.clone()).await.unwrap();
+    assert_eq!(again, vec![Processed::Duplicate; lot.len()]);
+    drain(&inbox).await;
+    assert_once(&subject, &wanted, &["charge"]).await;
+}
+
+/// With a scope, and without a sink: that says where to send, and it has come.
+pub async fn a_handler_sees_one_message_whichever_way_it_came<T: Subject>(subject: T) {
+    let look = |mut tx: TxOf<T>, message: Message| async move {
+        let note = format!("{:?} {:?}", message.scope, message.sink);
+        T::record(&mut tx, Effect { note, ..Effect::of("look", &message) }).await?;
+        Ok::<(), Failure>(())
+    };
+    let inbox = registered(Inbox::new(subject.store()).on(KIND, handler("look", look))).await;
+    let direct = Inbox::direct(subject.store()).on(KIND, handler("look", look));
+    assert_eq!(inbox.process(message("inline").to("billing")).await.unwrap(), Processed::Done);
+    assert_eq!(direct.process(message("direct").to("billing")).await.unwrap(), Processed::Done);
+    receive(&inbox, &[message("stored").to("billing")]).await;
+    drain(&inbox).await;
+    assert_eq!(notes(&subject, "look").await, [r#""default" """#; 3]);
+}
+
 /// One retry rule, one place for dead letters.
 pub async fn a_failed_inline_message_becomes_a_stored_delivery<T: Subject>(subject: T) {
     let fails = |message: &Message, attempt| message.id == "bad" && attempt < 3;

@@ -91,7 +91,7 @@ fn everything() -> Kinds {
 }
 
 fn arrivals(messages: Vec<Message>) -> Vec<Arrival> {
-    messages.into_iter().map(Arrival::new).collect()
+    Arrival::all(&messages).collect()
 }
 
 fn parked(handler: &str, message: Message, state: ParkState) -> Park {

@@ -163,6 +163,8 @@ macro_rules! store_suite {
             inline_and_stored_messages_share_their_memory,
             an_inline_message_with_other_bytes_is_a_conflict,
             copies_in_one_inline_call_are_one_message,
+            a_large_inline_call_is_answered_in_order,
+            a_handler_sees_one_message_whichever_way_it_came,
             a_failed_inline_message_becomes_a_stored_delivery,
             a_permanent_inline_failure_is_a_dead_letter,
             a_bad_inline_message_leaves_its_neighbours_unharmed,

@@ -1,5 +1,6 @@
 //! The measurements: each round measures everything once, on fresh tables, the members of a pair next to each other.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
@@ -350,7 +351,7 @@ async fn spent<T: Yard>(
 }
 
 fn single_inbox<T: Yard>(yard: &T, kind: &str) -> Inbox<T::Store> {
-    let schema = yard.schema().to_owned();
+    let schema: Arc<str> = yard.schema().into();
     let insert = move |mut tx: Tx<Tables<T>>, message: Message| {
         let schema = schema.clone();
         async move {
@@ -362,7 +363,7 @@ fn single_inbox<T: Yard>(yard: &T, kind: &str) -> Inbox<T::Store> {
 }
 
 pub(crate) fn batch_inbox<T: Yard>(yard: &T, kind: &str) -> Inbox<T::Store> {
-    let schema = yard.schema().to_owned();
+    let schema: Arc<str> = yard.schema().into();
     let insert = move |mut tx: Tx<Tables<T>>, Batch(messages): Batch<Message>| {
         let schema = schema.clone();
         async move {

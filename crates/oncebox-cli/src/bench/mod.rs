@@ -48,7 +48,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1000..=10_000_000))]
     messages: u64,
     /// How many rounds; the median of them counts.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
     rounds: u64,
     /// Print the result as one JSON object.
     #[arg(long)]

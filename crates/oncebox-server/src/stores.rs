@@ -206,9 +206,14 @@ impl ServiceStore for SqliteStore {
 impl ServiceStore for PgStore {
     async fn open(config: &StoreConfig) -> Result<Self, Error> {
         let options: PgConnectOptions = config.url.expose().parse().map_err(unreadable)?;
+        let port = options.get_port();
         let pool = PgPoolOptions::new()
             .max_connections(config.connections)
             .acquire_timeout(config.connect_timeout)
+            .after_connect(move |_, _| {
+                oncebox::no_delay(port);
+                Box::pin(async { Ok(()) })
+            })
             .connect_with(options.clone());
         let pool = match pool.await {
             Ok(pool) => pool,
@@ -252,9 +257,14 @@ impl ServiceStore for MariaStore {
     async fn open(config: &StoreConfig) -> Result<Self, Error> {
         let options: MySqlConnectOptions =
             config.url.expose().replacen("mariadb:", "mysql:", 1).parse().map_err(unreadable)?;
+        let port = options.get_port();
         let pool = MySqlPoolOptions::new()
             .max_connections(config.connections)
             .acquire_timeout(config.connect_timeout)
+            .after_connect(move |_, _| {
+                oncebox::no_delay(port);
+                Box::pin(async { Ok(()) })
+            })
             .connect_with(options.clone());
         let pool = match pool.await {
             Ok(pool) => pool,
@@ -294,6 +304,30 @@ impl ServiceStore for MariaStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// When a connection of the driver's own no longer delays, the driver has been mended, and `oncebox-nodelay` can go.
+    async fn connections_do_not_delay<St: ServiceStore, C: Connection>(url: &str, port: u16) {
+        let own = C::connect(url).await.unwrap();
+        assert_eq!(oncebox_nodelay::delaying(port), 1);
+        own.close().await.unwrap();
+        let text = format!("[store]\nurl = \"{}\"\n", url.replacen("mysql:", "mariadb:", 1));
+        let config = crate::Config::parse("test.toml", &text, &|_| None).unwrap();
+        let store = St::open(&config.store).await.unwrap();
+        assert_eq!(oncebox_nodelay::delaying(port), 0);
+        drop(store);
+    }
+
+    #[tokio::test]
+    async fn connections_to_a_server_send_at_once() {
+        if let Ok(url) = std::env::var("ONCEBOX_TEST_POSTGRES") {
+            let port = url.parse::<PgConnectOptions>().unwrap().get_port();
+            connections_do_not_delay::<PgStore, PgConnection>(&url, port).await;
+        }
+        if let Ok(url) = std::env::var("ONCEBOX_TEST_MARIADB") {
+            let port = url.parse::<MySqlConnectOptions>().unwrap().get_port();
+            connections_do_not_delay::<MariaStore, MySqlConnection>(&url, port).await;
+        }
+    }
 
     #[test]
     fn values_are_what_the_message_brought() {

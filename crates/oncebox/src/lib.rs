@@ -23,6 +23,10 @@ pub use oncebox_core::{
     UNREADABLE, admin, clock, handler, mapping, responses, run, store,
 };
 
+#[doc(no_inline)]
+#[cfg(any(feature = "postgres", feature = "mariadb"))]
+pub use oncebox_nodelay::no_delay;
+
 #[cfg(feature = "amqp1")]
 #[doc(inline)]
 pub use oncebox_amqp1::{self as amqp1, Amqp1Sink, Amqp1Source};

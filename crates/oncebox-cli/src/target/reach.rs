@@ -14,14 +14,24 @@ pub(crate) async fn postgres(url: &str, connections: u32) -> Result<PgPool, Stri
     let options: PgConnectOptions = url.parse().map_err(|error| unreadable("Postgres", &error))?;
     let address = address(options.get_host(), options.get_port());
     try_once::<PgConnection>(&format!("Postgres at {address}"), &options).await?;
-    Ok(PgPoolOptions::new().max_connections(connections).connect_lazy_with(options))
+    let port = options.get_port();
+    let pool = PgPoolOptions::new().max_connections(connections).after_connect(move |_, _| {
+        oncebox::no_delay(port);
+        Box::pin(async { Ok(()) })
+    });
+    Ok(pool.connect_lazy_with(options))
 }
 
 pub(crate) async fn mariadb(url: &str, connections: u32) -> Result<MySqlPool, String> {
     let options: MySqlConnectOptions = url.parse().map_err(|error| unreadable("MariaDB", &error))?;
     let address = address(options.get_host(), options.get_port());
     try_once::<MySqlConnection>(&format!("MariaDB at {address}"), &options).await?;
-    Ok(MySqlPoolOptions::new().max_connections(connections).connect_lazy_with(options))
+    let port = options.get_port();
+    let pool = MySqlPoolOptions::new().max_connections(connections).after_connect(move |_, _| {
+        oncebox::no_delay(port);
+        Box::pin(async { Ok(()) })
+    });
+    Ok(pool.connect_lazy_with(options))
 }
 
 /// The file that a `sqlite:` URL names.

@@ -306,6 +306,7 @@ mod tests {
     use super::*;
 
     /// When a connection of the driver's own no longer delays, the driver has been mended, and `oncebox-nodelay` can go.
+    #[cfg(unix)]
     async fn connections_do_not_delay<St: ServiceStore, C: Connection>(url: &str, port: u16) {
         let own = C::connect(url).await.unwrap();
         assert_eq!(oncebox_nodelay::delaying(port), 1);
@@ -317,6 +318,7 @@ mod tests {
         drop(store);
     }
 
+    #[cfg(unix)]
     #[tokio::test]
     async fn connections_to_a_server_send_at_once() {
         if let Ok(url) = std::env::var("ONCEBOX_TEST_POSTGRES") {

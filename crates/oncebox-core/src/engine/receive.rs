@@ -382,3 +382,37 @@ fn take_group(waiting: &mut Vec<Request>) -> Vec<Request> {
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(payloads: &[usize], most: usize) -> Vec<usize> {
+        let messages: Vec<Message> =
+            payloads.iter().map(|bytes| Message::with_id("1", "k", vec![0; *bytes])).collect();
+        pieces(&messages, most).map(<[Message]>::len).collect()
+    }
+
+    #[test]
+    fn a_piece_has_so_many_messages_and_bytes_and_no_message_is_too_large_for_one() {
+        assert_eq!(sizes(&[], 3), [0; 0]);
+        assert_eq!(sizes(&[1; 7], 3), [3, 3, 1]);
+        let half = MOST_BYTES / 2;
+        assert_eq!(sizes(&[half, half, 1, half, half - 1, 9, 1], 100), [2, 3, 2]);
+        assert_eq!(sizes(&[MOST_BYTES + 1, 1, MOST_BYTES * 2, 1], 100), [1, 2, 1]);
+        assert_eq!(sizes(&[half - 1, half, 1, 1], 100), [3, 1]);
+    }
+
+    #[test]
+    fn what_is_added_fills_the_last_chunk_first() {
+        let messages: Vec<Message> = (0..1500).map(|id| Message::with_id(id.to_string(), "k", "")).collect();
+        let mut ready = Ready::new(&messages[..600]);
+        ready.extend(&messages[600..]);
+        assert_eq!(ready.chunks.iter().map(|chunk| chunk.len()).collect::<Vec<_>>(), [1000, 500]);
+        let ids: Vec<String> = ready.arrivals().map(|arrival| arrival.message().id.to_owned()).collect();
+        assert_eq!(ids, (0..1500).map(|id| id.to_string()).collect::<Vec<_>>());
+        let large = Message::with_id("large", "k", vec![0; MOST_BYTES]);
+        ready.extend(&[large.clone(), large]);
+        assert_eq!(ready.chunks.iter().map(|chunk| chunk.len()).collect::<Vec<_>>(), [1000, 501, 1]);
+    }
+}

@@ -86,7 +86,7 @@ pub(super) async fn take<St: ServiceStore>(
     for text in lines_of(body) {
         let read = check_depth(text, app.http.json_depth)
             .map_err(|refusal| (None, told(refusal)))
-            .and_then(|()| read(text, &source.config.scope, app.http.max_headers))
+            .and_then(|()| read(&body.slice_ref(text), &source.config.scope, app.http.max_headers))
             .and_then(|message| match limits.check(&message) {
                 Ok(()) => Ok(message),
                 Err(error) => Err((Some(message.id), error.to_string())),
@@ -133,7 +133,7 @@ fn make_room(share: &mut Share, lines: usize) -> Result<(), Refusal> {
 }
 
 /// A line's message, or its id as far as it is known and what is wrong.
-fn read(text: &[u8], scope: &str, max_headers: usize) -> Result<Message, (Option<String>, String)> {
+fn read(text: &Bytes, scope: &str, max_headers: usize) -> Result<Message, (Option<String>, String)> {
     let line: Line<'_> =
         serde_json::from_slice(text).map_err(|error| (None, format!("the line cannot be read: {error}")))?;
     let id = line.id.map(Text::into_string).filter(|id| !id.is_empty());
@@ -141,7 +141,8 @@ fn read(text: &[u8], scope: &str, max_headers: usize) -> Result<Message, (Option
     let Some(kind) = line.kind.filter(|kind| !kind.is_empty()) else { return wrong("it has no kind") };
     let payload = match (line.payload, line.payload_base64) {
         (Some(_), Some(_)) => return wrong("it has both `payload` and `payload_base64`"),
-        (Some(raw), None) => Bytes::copy_from_slice(raw.get().as_bytes()),
+        // A part of the body, which is there until all of it is stored.
+        (Some(raw), None) => text.slice_ref(raw.get().as_bytes()),
         (None, Some(encoded)) => match STANDARD.decode(encoded) {
             Ok(bytes) => Bytes::from(bytes),
             Err(_) => return wrong("`payload_base64` is not base64"),

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use futures_util::future::join;
-use oncebox_core::store::{Arrival, InlineBatch, ReadInline, Received};
+use oncebox_core::store::{Arrival, InlineBatch, MessageView, ReadInline, Received};
 use oncebox_core::{Error, ErrorKind, Once, once_identity};
 use sqlx::SqliteConnection;
 
@@ -92,18 +92,9 @@ impl SqliteStore {
         // By lane, because the log is kept lane by lane.
         numbered.sort_unstable_by_key(|(back, arrival)| (arrival.lane, std::cmp::Reverse(*back)));
         for (back, arrival) in numbered {
-            let message = arrival.message();
-            statements = statements
-                .bind(i64::from(arrival.lane) << LANE_BITS)
-                .bind(back)
-                .bind(&arrival.identity[..])
-                .bind(message.scope)
-                .bind(message.id)
-                .bind(message.kind)
-                .bind(message.key)
-                .bind(message.stored_headers())
-                .bind(message.payload)
-                .bind(message.not_before.map(jiff::Timestamp::as_microsecond));
+            statements =
+                statements.bind(i64::from(arrival.lane) << LANE_BITS).bind(back).bind(&arrival.identity[..]);
+            statements = bind_message(statements, arrival.message());
         }
         // What is not bound is null.
         statements
@@ -282,23 +273,23 @@ impl SqliteStore {
         arrival: &Arrival,
         now: i64,
     ) -> Result<(), Error> {
-        let message = arrival.message();
-        query(&self.sql.insert_conflict)
-            .bind(&arrival.identity[..])
-            .bind(&arrival.fingerprint[..])
-            .bind(message.scope)
-            .bind(message.id)
-            .bind(message.kind)
-            .bind(message.key)
-            .bind(message.stored_headers())
-            .bind(message.payload)
-            .bind(message.not_before.map(jiff::Timestamp::as_microsecond))
-            .bind(now)
-            .execute(connection)
-            .await
-            .map_err(classify)?;
+        let insert =
+            query(&self.sql.insert_conflict).bind(&arrival.identity[..]).bind(&arrival.fingerprint[..]);
+        bind_message(insert, arrival.message()).bind(now).execute(connection).await.map_err(classify)?;
         Ok(())
     }
+}
+
+/// Binds scope, id, kind, key, headers, payload and not_before.
+fn bind_message<'a>(statement: SqliteQuery<'a>, message: MessageView<'a>) -> SqliteQuery<'a> {
+    statement
+        .bind(message.scope)
+        .bind(message.id)
+        .bind(message.kind)
+        .bind(message.key)
+        .bind(message.stored_headers())
+        .bind(message.payload)
+        .bind(message.not_before.map(jiff::Timestamp::as_microsecond))
 }
 
 /// Runs one statement after the other, and makes each while the one before it runs. Answers how many rows they changed.

@@ -1,7 +1,7 @@
 //! What the library writes into the log, as whoever runs it reads it.
 
 use std::fmt::{Debug, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -15,6 +15,10 @@ pub struct Log(Arc<Mutex<Vec<String>>>);
 impl Log {
     /// Remembers until the guard is dropped.
     pub fn begin() -> (Self, DefaultGuard) {
+        // One for the whole process too. If this thread's were the only one, `tracing` would ask whichever thread comes
+        // first to a line whether it is wanted, and remember its no for all.
+        static EVERYWHERE: Once = Once::new();
+        EVERYWHERE.call_once(|| tracing::subscriber::set_global_default(Self::default()).unwrap());
         let log = Self::default();
         let guard = tracing::subscriber::set_default(log.clone());
         (log, guard)

@@ -328,7 +328,6 @@ macro_rules! store_suite {
         }
         $crate::cases! { $subject, store_suite, telemetry:
             the_trace_of_a_message_goes_on_in_what_it_causes,
-            the_spans_of_a_message_say_the_scope_it_is_stored_under,
             counters_say_what_happened,
             counts_of_several_processes_add_up,
             the_lag_of_a_handler_is_the_age_of_its_oldest_message,

@@ -1,13 +1,7 @@
 //! What can be seen from outside: traces that go through, and counters that need no table scan.
 
-use std::sync::{Arc, Mutex};
-
 use oncebox_core::store::Count;
-use oncebox_core::{Counter, DEFAULT_SCOPE, Failure, Inbox, Message, Store, TraceContext, run};
-use tracing::field::{Field, Visit};
-use tracing::instrument::WithSubscriber;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use oncebox_core::{Counter, Failure, Inbox, Message, Store, TraceContext, run};
 
 use crate::broker::{Manners, MemoryBroker};
 use crate::fixtures::{HOUR, KIND, drain, failing, handler, keyed, message, numbered, receive, registered};
@@ -41,56 +35,6 @@ pub async fn the_trace_of_a_message_goes_on_in_what_it_causes<T: Subject>(subjec
     }
     assert_eq!(of("stored-own").headers.text("traceparent"), Some(own));
     assert!(of("untraced-paid").headers.get("traceparent").is_none());
-}
-
-/// The name of each span of ours and the scope it gives, in order.
-#[derive(Debug, Clone, Default)]
-struct Scopes(Arc<Mutex<Vec<(&'static str, String)>>>);
-
-impl Subscriber for Scopes {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.name().starts_with("oncebox.")
-    }
-
-    fn new_span(&self, span: &Attributes<'_>) -> Id {
-        struct Scope(String);
-        impl Visit for Scope {
-            fn record_str(&mut self, field: &Field, value: &str) {
-                if field.name() == "scope" {
-                    value.clone_into(&mut self.0);
-                }
-            }
-            fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
-        }
-        let mut scope = Scope(String::new());
-        span.record(&mut scope);
-        let mut spans = self.0.lock().unwrap();
-        spans.push((span.metadata().name(), scope.0));
-        Id::from_u64(spans.len() as u64)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, _: &Event<'_>) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
-/// Who looks for a message finds all its spans under one scope, also when it came without one.
-pub async fn the_spans_of_a_message_say_the_scope_it_is_stored_under<T: Subject>(subject: T) {
-    let scopes = Scopes::default();
-    let inbox = Inbox::new(subject.store()).on(KIND, handler("charge", recording::<T>("charge"))).traces(1.0);
-    let inbox = registered(inbox).await;
-    async {
-        receive(&inbox, &[message("none")]).await;
-        drain(&inbox).await;
-        receive(&inbox, &[message("own").scope("shop")]).await;
-        drain(&inbox).await;
-    }
-    .with_subscriber(scopes.clone())
-    .await;
-    let spans = |scope: &str| ["oncebox.receive", "oncebox.attempt"].map(|name| (name, scope.to_owned()));
-    assert_eq!(*scopes.0.lock().unwrap(), [spans(DEFAULT_SCOPE), spans("shop")].concat());
 }
 
 /// One number per fact, in the process and, after a flush, in the store.

@@ -424,8 +424,8 @@ impl LaneRow {
 pub enum LaneMessage {
     /// On its own.
     Whole(Message),
-    /// This one of many, which are kept together. It is taken out when its handler is called: memory that is used at once
-    /// and given back at once is the fastest.
+    /// This one of many, which are kept together. It is taken out just before its handler is called: memory that is used
+    /// at once and given back at once is the fastest.
     Packed(Arc<Packed>, usize),
 }
 
@@ -435,6 +435,13 @@ impl LaneMessage {
         match self {
             Self::Whole(message) => message,
             Self::Packed(packed, index) => packed.message(index),
+        }
+    }
+
+    /// Makes it one of its own.
+    pub(crate) fn take_out(&mut self) {
+        if let Self::Packed(packed, index) = self {
+            *self = Self::Whole(packed.message(*index));
         }
     }
 

@@ -4,8 +4,9 @@
 //! is run again in pieces, so that the failing one is alone in its transaction before it is blamed. A commit whose
 //! outcome is unknown is never guessed at: the stretch is begun again, and what the store reads back tells.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::ops::Range;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -194,8 +195,9 @@ where
     let mut reached = items.len();
     // What the next call gets.
     let mut messages = Vec::with_capacity(1);
-    for (index, item) in items.iter_mut().enumerate() {
-        let Item { message, attempt, handlers } = item;
+    for index in 0..items.len() {
+        let (this, rest) = items[index..].split_at_mut(1);
+        let Item { message, attempt, handlers } = &mut this[0];
         let last = handlers.len().saturating_sub(1);
         let batched = handlers.iter().filter(|handler| handler.takes_batch).count();
         if message.is_none() || batched == handlers.len() {
@@ -205,8 +207,14 @@ where
             let for_last = if number == last && batched == 0 { message.take() } else { message.clone() };
             messages.clear();
             messages.extend(for_last.map(LaneMessage::into_message));
-            let (given_back, result) =
-                call_in_tx(inbox, handler, &mut messages, *attempt, open, &mut time).await;
+            let call = pin!(call_in_tx(inbox, handler, &mut messages, *attempt, open, &mut time));
+            // While the database works for this one, the next one is made ready.
+            let (given_back, result) = meanwhile(call, || {
+                if let Some(next) = rest.first_mut().and_then(|item| item.message.as_mut()) {
+                    next.take_out();
+                }
+            })
+            .await;
             match (given_back, result) {
                 (Some(back), Ok(())) => open = back,
                 (open, Err(failure)) => {
@@ -241,6 +249,21 @@ where
         }
     }
     Ran::All(open, reached)
+}
+
+/// Awaits a future, and does some work of ours when it waits for the first time, if it does.
+async fn meanwhile<T>(mut future: Pin<&mut impl Future<Output = T>>, work: impl FnOnce()) -> T {
+    let mut work = Some(work);
+    poll_fn(|context| {
+        let poll = future.as_mut().poll(context);
+        if poll.is_pending()
+            && let Some(work) = work.take()
+        {
+            work();
+        }
+        poll
+    })
+    .await
 }
 
 /// Each handler that takes batches, with the items it wants.
@@ -378,4 +401,23 @@ fn is_transient<St: Store, S>(inbox: &Inbox<St, S>, failure: &Failure) -> bool {
 async fn pause<St: Store, S>(inbox: &Inbox<St, S>, strikes: u32) {
     let jitter = inbox.shared.seed.next() % 20;
     tokio::time::sleep(Duration::from_millis(10 * u64::from(strikes.pow(2)) + jitter)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn work_is_done_once_while_a_future_waits_and_never_instead_of_it() {
+        let mut worked = 0;
+        let waits = async {
+            tokio::task::yield_now().await;
+            tokio::task::yield_now().await;
+            7
+        };
+        assert_eq!(meanwhile(pin!(waits), || worked += 1).await, 7);
+        assert_eq!(worked, 1);
+        assert_eq!(meanwhile(pin!(std::future::ready(8)), || worked += 1).await, 8);
+        assert_eq!(worked, 1, "it never waited");
+    }
 }

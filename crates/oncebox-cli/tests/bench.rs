@@ -1,0 +1,87 @@
+//! The benchmark cannot rot: a small run of it on each store gives every figure.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn oncebox(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_oncebox")).args(arguments).output().expect("the binary runs")
+}
+
+#[test]
+fn bench_prints_every_figure() {
+    let mut stores = vec![None];
+    stores.extend(std::env::var("ONCEBOX_TEST_POSTGRES").ok().map(Some));
+    stores.extend(std::env::var("ONCEBOX_TEST_MARIADB").ok().map(Some));
+    for store in stores {
+        let mut arguments = vec!["bench", "--json", "--messages", "1000", "--rounds", "1"];
+        if let Some(store) = &store {
+            arguments.extend(["--store", store.as_str()]);
+        }
+        let output = oncebox(&arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        let is_postgres = store.as_ref().is_some_and(|url| url.starts_with("postgres"));
+        for (group, names) in [
+            ("floor", &["insert", "handler_loop", "handler_batch"][..]),
+            ("recipe", &["ingest", "process", "process_batch"]),
+            (
+                "oncebox",
+                &["ingest_batch", "ingest_single", "ingest_duplicates", "process", "process_batch", "inline"],
+            ),
+            ("latency_ms", &["p50", "p99"]),
+        ] {
+            for name in names {
+                assert!(
+                    report[group][name].as_f64().is_some_and(|figure| figure > 0.0),
+                    "{group}.{name}: {report}"
+                );
+            }
+        }
+        // SQLite tells nothing of this, and only Postgres has dead tuples.
+        let costs =
+            ["inline_statements", "inline_commits", "stored_statements", "stored_commits", "wal_bytes"];
+        for name in costs {
+            assert_eq!(report["cost"][name].is_number(), store.is_some(), "cost.{name}: {report}");
+        }
+        assert_eq!(report["cost"]["dead_tuples"].is_number(), is_postgres, "{report}");
+        let may_ask = std::fs::File::options().write(true).open("/dev/cpu_dma_latency").is_ok();
+        assert_eq!(report["awake"], may_ask, "{report}");
+    }
+}
+
+/// The same for the service.
+#[test]
+fn bench_of_http_prints_every_figure() {
+    let mut stores = vec![None];
+    stores.extend(std::env::var("ONCEBOX_TEST_POSTGRES").ok().map(Some));
+    stores.extend(std::env::var("ONCEBOX_TEST_MARIADB").ok().map(Some));
+    for store in stores {
+        let few = ["--messages", "2000", "--waiting", "5000", "--rounds", "1"];
+        let mut arguments = ["bench", "--http", "--json"].iter().chain(&few).copied().collect::<Vec<_>>();
+        if let Some(store) = &store {
+            arguments.extend(["--store", store.as_str()]);
+        }
+        let output = oncebox(&arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        assert_eq!((&report["messages"], &report["waiting"]), (&Value::from(2000), &Value::from(5000)));
+        for place in [
+            "/commit",
+            "/library/ingest_batch",
+            "/http/single",
+            "/http/ndjson",
+            "/ratios/ndjson_to_library",
+            "/ratios/single_to_commit",
+            "/memory_mib/rest",
+            "/memory_mib/waiting",
+            "/memory_mib/waiting_restarted",
+            "/start_ms/empty",
+            "/start_ms/waiting",
+            "/binary_mib",
+        ] {
+            let figure = report.pointer(place).and_then(Value::as_f64);
+            assert!(figure.is_some_and(|figure| figure > 0.0), "{place}: {report}");
+        }
+    }
+}

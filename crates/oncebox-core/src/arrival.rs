@@ -49,9 +49,9 @@ impl Arrival {
         self.messages.view(self.index)
     }
 
-    /// How many bytes its payload has.
-    pub fn payload_len(&self) -> usize {
-        self.messages.payload_len(self.index)
+    /// How many bytes its texts, headers and payload have.
+    pub(crate) fn size(&self) -> usize {
+        self.messages.size_of(self.index)
     }
 
     /// A copy of the message, which has a scope and no sink.
@@ -100,7 +100,7 @@ mod tests {
             for arrival in [&arrival, &Arrival::new(message)] {
                 assert_eq!(arrival.fingerprint, message.fingerprint());
                 assert_eq!(arrival.lane, message.lane());
-                assert_eq!(arrival.payload_len(), message.payload.len());
+                assert_eq!(arrival.size(), arrival.to_message().size());
                 let scope = if message.scope.is_empty() { "default" } else { &message.scope };
                 assert_eq!(arrival.to_message(), message.clone().scope(scope));
                 assert_eq!(arrival.identity, arrival.to_message().identity());

@@ -135,6 +135,13 @@ impl Message {
         if self.scope.is_empty() { DEFAULT_SCOPE } else { &self.scope }
     }
 
+    /// How many bytes its texts, headers and payload have.
+    pub(crate) fn size(&self) -> usize {
+        let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let texts = self.kind.len() + self.stored_scope().len() + self.id.len();
+        texts + self.key.as_ref().map_or(0, String::len) + headers + self.payload.len()
+    }
+
     /// The 16 bytes that tell a duplicate (same kind and payload) from a conflict.
     pub fn fingerprint(&self) -> [u8; 16] {
         fingerprint(&self.kind, &self.payload)

@@ -99,6 +99,12 @@ impl Packed {
         size(self.texts.len(), self.bytes.len(), self.lengths.len(), self.places.len())
     }
 
+    /// How many bytes the texts, headers and payload of one of them have.
+    pub(crate) fn size_of(&self, index: usize) -> usize {
+        let (start, end) = self.bounds(index);
+        end.text - start.text + end.byte - start.byte
+    }
+
     /// The kind of one of them.
     ///
     /// # Panics

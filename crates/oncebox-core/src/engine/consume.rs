@@ -18,7 +18,7 @@ use crate::store::{Arrival, Store};
 /// The most messages taken from a source at once.
 const AT_ONCE: usize = 1000;
 
-/// No more is read ahead from so many bytes of payload on.
+/// No more is read ahead from so many bytes on.
 const AHEAD_BYTES: usize = 8 * 1024 * 1024;
 
 /// How messages of a source are taken in.
@@ -236,7 +236,7 @@ struct Messages {
     unreadable: Vec<Unreadable>,
     /// Which of the two comes at each place.
     is_good: Vec<bool>,
-    /// Of payload.
+    /// Of all of them.
     bytes: usize,
 }
 
@@ -277,7 +277,7 @@ impl<R> Batch<R> {
             let fault =
                 fault.or_else(|| inbox.settings.limits.check(&message).err().map(|error| error.to_string()));
             is_good.push(fault.is_none());
-            *bytes += message.payload.len();
+            *bytes += message.size();
             match fault {
                 None => readable.push(message),
                 Some(fault) => unreadable.push(Unreadable::new(message, fault)),

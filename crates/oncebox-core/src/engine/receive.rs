@@ -15,7 +15,7 @@ use crate::message::Message;
 use crate::store::{Arrival, Received, Store};
 use crate::wake::Wake;
 
-/// The most messages and payload bytes in one statement.
+/// The most messages and bytes of them in one statement.
 pub(crate) const MOST_MESSAGES: usize = 1000;
 const MOST_BYTES: usize = 8 * 1024 * 1024;
 
@@ -62,7 +62,7 @@ struct Times {
 pub(crate) struct Ready {
     /// What goes into one statement.
     chunks: Vec<Arc<Vec<Arrival>>>,
-    /// The payload of the last chunk.
+    /// Of the last chunk.
     bytes: usize,
 }
 
@@ -108,7 +108,7 @@ fn split<'a>(messages: &'a [Message], most: usize, bytes: &mut usize) -> (&'a [M
     let mut fitting = 0;
     for message in messages.iter().take(most) {
         fitting += 1;
-        *bytes += message.payload.len();
+        *bytes += message.size();
         if *bytes >= MOST_BYTES {
             break;
         }
@@ -198,31 +198,45 @@ impl<St: Store> Inner<St> {
     async fn store_group(self: &Arc<Self>, group: Vec<Request>) {
         let (arrivals, answers): (Vec<_>, Vec<_>) =
             group.into_iter().map(|Request { arrivals, answer }| (arrivals, answer)).unzip();
-        let Joined { unique, repeats, places } = Joined::new(arrivals);
-        let stored = match self.store.receive(&unique).await {
-            // A copy with other bytes of a message in the same statement: the store can judge it now.
-            Ok(stored) => self.store_repeats(repeats).await.map(|repeated| (stored, repeated)),
-            Err(error) => Err(error),
-        };
-        match stored {
-            Ok((stored, repeated)) => {
-                self.wake.ring();
-                self.clone().announce();
-                for (answer, own) in answers.into_iter().zip(places) {
-                    let received: Vec<Received> =
-                        own.into_iter().map(|(place, copy)| copy.answer(stored[place], &repeated)).collect();
-                    self.count(&received);
-                    // The caller may have given up; its messages are stored all the same.
-                    let _ = answer.send(Ok(received));
+        let stored = match self.store_together(&arrivals).await {
+            // One of the calls has something that the store refuses. The others must not hear of it.
+            Err(error) if error.kind() == ErrorKind::Invalid && arrivals.len() > 1 => {
+                let mut stored = Vec::with_capacity(arrivals.len());
+                for own in arrivals {
+                    let alone = self.store_together(&[own]).await;
+                    stored.push(alone.map(|mut received| received.remove(0)).map_err(Arc::new));
                 }
+                stored
             }
+            Ok(stored) => stored.into_iter().map(Ok).collect(),
             Err(error) => {
                 let error = Arc::new(error);
-                for answer in answers {
-                    let _ = answer.send(Err(error.clone()));
-                }
+                answers.iter().map(|_| Err(error.clone())).collect()
             }
+        };
+        if stored.iter().any(Result::is_ok) {
+            self.wake.ring();
+            self.clone().announce();
         }
+        for (answer, received) in answers.into_iter().zip(stored) {
+            if let Ok(received) = &received {
+                self.count(received);
+            }
+            // The caller may have given up; its messages are stored all the same.
+            let _ = answer.send(received);
+        }
+    }
+
+    /// Stores the messages of several calls in one statement, and answers for each call.
+    async fn store_together(&self, calls: &[Arc<Vec<Arrival>>]) -> Result<Vec<Vec<Received>>, Error> {
+        let Joined { unique, repeats, places } = Joined::new(calls);
+        let stored = self.store.receive(&unique).await?;
+        // Copies with other bytes of messages in the same statement: the store can judge them now.
+        let repeated = self.store_repeats(repeats).await?;
+        let answers = |own: Vec<(usize, Copy)>| {
+            own.into_iter().map(|(place, copy)| copy.answer(stored[place], &repeated)).collect()
+        };
+        Ok(places.into_iter().map(answers).collect())
     }
 
     async fn store_repeats(&self, repeats: Vec<Arrival>) -> Result<Vec<Received>, Error> {
@@ -292,31 +306,31 @@ impl Drop for Reset<'_> {
     }
 }
 
-/// The requests of one statement.
+/// The calls of one statement.
 struct Joined {
     /// The first copy of each message.
     unique: Arc<Vec<Arrival>>,
     /// Copies with other bytes.
     repeats: Vec<Arrival>,
-    /// Per request and message: the place of its first copy, and how it relates to that.
+    /// Per call and message: the place of its first copy, and how it relates to that.
     places: Vec<Vec<(usize, Copy)>>,
 }
 
 impl Joined {
-    fn new(mut requests: Vec<Arc<Vec<Arrival>>>) -> Self {
-        // What a source hands over is mostly a statement of its own, and is not moved then.
-        if let [_] = requests[..]
-            && let Some(only) = requests.pop_if(|only| is_distinct(only))
+    fn new(calls: &[Arc<Vec<Arrival>>]) -> Self {
+        // What a source hands over is mostly a statement of its own, and is shared then.
+        if let [only] = calls
+            && is_distinct(only)
         {
             let places = vec![(0..only.len()).map(|place| (place, Copy::First)).collect()];
-            return Self { unique: only, repeats: Vec::new(), places };
+            return Self { unique: only.clone(), repeats: Vec::new(), places };
         }
         let mut first_of: HashMap<[u8; 16], usize> = HashMap::new();
         let (mut unique, mut repeats) = (Vec::<Arrival>::new(), Vec::<Arrival>::new());
-        let mut places = Vec::with_capacity(requests.len());
-        for arrivals in requests {
+        let mut places = Vec::with_capacity(calls.len());
+        for arrivals in calls {
             let mut own = Vec::with_capacity(arrivals.len());
-            for arrival in Arc::unwrap_or_clone(arrivals) {
+            for arrival in arrivals.iter().cloned() {
                 match first_of.get(&arrival.identity) {
                     None => {
                         first_of.insert(arrival.identity, unique.len());
@@ -370,7 +384,7 @@ fn take_group(waiting: &mut Vec<Request>) -> Vec<Request> {
     let (mut messages, mut bytes, mut fitting) = (0, 0, 0);
     for request in waiting.iter() {
         messages += request.arrivals.len();
-        bytes += request.arrivals.iter().map(Arrival::payload_len).sum::<usize>();
+        bytes += request.arrivals.iter().map(Arrival::size).sum::<usize>();
         if fitting > 0 && (messages > MOST_MESSAGES || bytes > MOST_BYTES) {
             break;
         }
@@ -387,20 +401,26 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
+    /// At least 3 bytes.
+    fn of_size(bytes: usize) -> Message {
+        Message::with_id("1", "k", vec![0; bytes - 3]).scope("s")
+    }
+
     fn sizes(payloads: &[usize], most: usize) -> Vec<usize> {
-        let messages: Vec<Message> =
-            payloads.iter().map(|bytes| Message::with_id("1", "k", vec![0; *bytes])).collect();
+        let messages: Vec<Message> = payloads.iter().map(|bytes| of_size(*bytes)).collect();
         pieces(&messages, most).map(<[Message]>::len).collect()
     }
 
     #[test]
     fn a_piece_has_so_many_messages_and_bytes_and_no_message_is_too_large_for_one() {
         assert_eq!(sizes(&[], 3), [0; 0]);
-        assert_eq!(sizes(&[1; 7], 3), [3, 3, 1]);
+        assert_eq!(sizes(&[3; 7], 3), [3, 3, 1]);
         let half = MOST_BYTES / 2;
-        assert_eq!(sizes(&[half, half, 1, half, half - 1, 9, 1], 100), [2, 3, 2]);
-        assert_eq!(sizes(&[MOST_BYTES + 1, 1, MOST_BYTES * 2, 1], 100), [1, 2, 1]);
-        assert_eq!(sizes(&[half - 1, half, 1, 1], 100), [3, 1]);
+        assert_eq!(sizes(&[half, half, 3, half, half - 3, 9, 3], 100), [2, 3, 2]);
+        assert_eq!(sizes(&[MOST_BYTES + 1, 3, MOST_BYTES * 2, 3], 100), [1, 2, 1]);
+        let headers: Vec<Message> =
+            (0..5).map(|_| Message::with_id("1", "k", "").header("h", vec![0; half])).collect();
+        assert_eq!(pieces(&headers, 100).map(<[Message]>::len).collect::<Vec<_>>(), [2, 2, 1]);
     }
 
     #[test]

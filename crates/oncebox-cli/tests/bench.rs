@@ -24,10 +24,38 @@ fn bench_prints_every_figure() {
         let is_postgres = store.as_ref().is_some_and(|url| url.starts_with("postgres"));
         for (group, names) in [
             ("floor", &["insert", "handler_loop", "handler_batch"][..]),
-            ("recipe", &["ingest", "process", "process_batch"]),
+            ("recipe", &["ingest", "ingest_batch", "process", "process_batch"]),
             (
                 "oncebox",
-                &["ingest_batch", "ingest_single", "ingest_duplicates", "process", "process_batch", "inline"],
+                &[
+                    "ingest_batch",
+                    "ingest_single",
+                    "ingest_some_duplicates",
+                    "ingest_duplicates",
+                    "process",
+                    "process_others",
+                    "process_batch",
+                    "process_batch_others",
+                    "inline",
+                ],
+            ),
+            (
+                "ratios",
+                &[
+                    "ingest_batch_to_floor",
+                    "ingest_batch_to_recipe",
+                    "ingest_batch_to_recipe_single",
+                    "ingest_single_to_recipe",
+                    "ingest_some_duplicates_to_floor",
+                    "process_to_floor",
+                    "process_to_recipe",
+                    "process_others_to_floor",
+                    "process_others_to_recipe",
+                    "process_batch_to_floor",
+                    "process_batch_to_recipe",
+                    "process_batch_others_to_floor",
+                    "process_batch_others_to_recipe",
+                ],
             ),
             ("latency_ms", &["p50", "p99"]),
         ] {
@@ -38,6 +66,10 @@ fn bench_prints_every_figure() {
                 );
             }
         }
+        // One round, so the ratio is that of its two rates, which are rounded.
+        let of = |place: &str| report.pointer(place).and_then(Value::as_f64).expect("a figure");
+        let ratio = of("/oncebox/ingest_batch") / of("/floor/insert");
+        assert!((ratio - of("/ratios/ingest_batch_to_floor")).abs() < 0.002, "{report}");
         // SQLite tells nothing of this, and only Postgres has dead tuples.
         let costs =
             ["inline_statements", "inline_commits", "stored_statements", "stored_commits", "wal_bytes"];

@@ -34,9 +34,9 @@ impl Yard for MariaTarget {
         tx.commit().await
     }
 
-    async fn floor_batch(&self, ids: &[String]) -> Result<(), sqlx::Error> {
+    async fn floor_batch(&self, ids: Vec<String>) -> Result<(), sqlx::Error> {
         let mut tx = self.pool().begin().await?;
-        Self::effects_of(&mut tx, self.schema(), ids.to_vec()).await?;
+        Self::effects_of(&mut tx, self.schema(), ids).await?;
         tx.commit().await
     }
 
@@ -97,6 +97,10 @@ impl Yard for MariaTarget {
         let sql = self.sql("select count(*) from {s}.effect where id = ?");
         let found: i64 = sqlx::query_scalar(sql).bind(id).fetch_one(self.pool()).await?;
         Ok(found > 0)
+    }
+
+    async fn count_effects(&self) -> Result<i64, sqlx::Error> {
+        sqlx::query_scalar(self.sql("select count(*) from {s}.effect")).fetch_one(self.pool()).await
     }
 
     async fn server_cost(&self) -> Result<Option<ServerCost>, sqlx::Error> {

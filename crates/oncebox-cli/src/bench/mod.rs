@@ -8,10 +8,12 @@ mod brokers;
 mod cost;
 #[cfg(feature = "serve")]
 mod http;
+mod latency;
 mod mariadb;
 mod measure;
 mod postgres;
 mod report;
+mod round;
 mod sqlite;
 mod yard;
 

@@ -40,9 +40,9 @@ impl Yard for PgTarget {
         tx.commit().await
     }
 
-    async fn floor_batch(&self, ids: &[String]) -> Result<(), sqlx::Error> {
+    async fn floor_batch(&self, ids: Vec<String>) -> Result<(), sqlx::Error> {
         let mut tx = self.pool().begin().await?;
-        Self::effects_of(&mut tx, self.schema(), ids.to_vec()).await?;
+        Self::effects_of(&mut tx, self.schema(), ids).await?;
         tx.commit().await
     }
 
@@ -95,13 +95,17 @@ impl Yard for PgTarget {
         sqlx::query_scalar(sql).bind(id).fetch_one(self.pool()).await
     }
 
+    async fn count_effects(&self) -> Result<i64, sqlx::Error> {
+        sqlx::query_scalar(self.sql("select count(*) from {s}.effect")).fetch_one(self.pool()).await
+    }
+
     async fn server_cost(&self) -> Result<Option<ServerCost>, sqlx::Error> {
         // Every commit that wrote something has used up a transaction id.
         let row = sqlx::query(
             "select (pg_current_wal_insert_lsn() - '0/0')::float8,
                 pg_snapshot_xmax(pg_current_snapshot())::text::float8,
                 (select coalesce(sum(n_tup_upd + n_tup_del), 0)::float8 from pg_stat_user_tables
-                 where schemaname = $1 and relname not in ('counter', 'effect', 'floor', 'recipe'))",
+                 where schemaname = $1 and relname not in ('effect', 'floor', 'recipe'))",
         )
         .bind(self.schema())
         .fetch_one(self.pool())

@@ -1,46 +1,100 @@
 //! The figures, as JSON and as a table.
 
-use serde::Serialize;
+use std::collections::BTreeMap;
 
-/// Everything `oncebox bench` measures; rates are messages per second.
+use serde::{Serialize, Serializer};
+
+use crate::bench::measure::{BATCH, median};
+use crate::bench::round::{CALLERS, Round};
+use crate::target::Place;
+
+/// Everything `oncebox bench` measures; rates are messages per second, each the median of the rounds.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Report {
-    pub(crate) store: String,
-    pub(crate) messages: usize,
-    pub(crate) floor: Floor,
-    pub(crate) recipe: Recipe,
-    pub(crate) oncebox: Oncebox,
-    pub(crate) latency_ms: Latency,
-    pub(crate) cost: Cost,
+    store: String,
+    messages: usize,
+    rounds: usize,
+    floor: Floor,
+    recipe: Recipe,
+    oncebox: Oncebox,
+    ratios: BTreeMap<&'static str, Spread>,
+    latency_ms: Latency,
+    cost: Cost,
 }
 
 /// The database alone.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Floor {
-    pub(crate) insert: f64,
-    pub(crate) handler_loop: f64,
-    pub(crate) handler_batch: f64,
+struct Floor {
+    insert: f64,
+    handler_loop: f64,
+    handler_batch: f64,
 }
 
 /// A table with a status column.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Recipe {
-    pub(crate) ingest: f64,
-    pub(crate) process: f64,
-    pub(crate) process_batch: f64,
+struct Recipe {
+    ingest: f64,
+    ingest_batch: f64,
+    process: f64,
+    process_batch: f64,
 }
 
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Oncebox {
-    pub(crate) ingest_batch: f64,
-    pub(crate) ingest_single: f64,
-    pub(crate) ingest_duplicates: f64,
-    pub(crate) process: f64,
-    pub(crate) process_batch: f64,
+struct Oncebox {
+    ingest_batch: f64,
+    ingest_single: f64,
+    /// One message of a hundred is a copy.
+    ingest_some_duplicates: f64,
+    ingest_duplicates: f64,
+    process: f64,
+    process_batch: f64,
     /// What another process has received; the two above were received here.
-    pub(crate) process_others: f64,
-    pub(crate) process_batch_others: f64,
-    pub(crate) inline: f64,
+    process_others: f64,
+    process_batch_others: f64,
+    inline: f64,
+}
+
+/// The ratios: the name in JSON, and what is divided by what within a round.
+#[allow(clippy::type_complexity, reason = "a table")]
+const RATIOS: [(&str, fn(&Round) -> f64); 13] = [
+    ("ingest_batch_to_floor", |round| round.ingest_batch / round.floor_insert),
+    ("ingest_batch_to_recipe", |round| round.ingest_batch / round.recipe_ingest_batch),
+    ("ingest_batch_to_recipe_single", |round| round.ingest_batch / round.recipe_ingest),
+    ("ingest_single_to_recipe", |round| round.ingest_single / round.recipe_ingest),
+    ("ingest_some_duplicates_to_floor", |round| round.ingest_some_duplicates / round.floor_insert),
+    ("process_to_floor", |round| round.process / round.floor_loop),
+    ("process_to_recipe", |round| round.process / round.recipe_process),
+    ("process_others_to_floor", |round| round.process_others / round.floor_loop),
+    ("process_others_to_recipe", |round| round.process_others / round.recipe_process),
+    ("process_batch_to_floor", |round| round.process_batch / round.floor_batch),
+    ("process_batch_to_recipe", |round| round.process_batch / round.recipe_process_batch),
+    ("process_batch_others_to_floor", |round| round.process_batch_others / round.floor_batch),
+    ("process_batch_others_to_recipe", |round| round.process_batch_others / round.recipe_process_batch),
+];
+
+/// A ratio, taken within each round. In JSON it is the median.
+#[derive(Debug, Clone, Copy)]
+struct Spread {
+    median: f64,
+    least: f64,
+    most: f64,
+}
+
+impl Spread {
+    fn of(rounds: &[Round], pick: fn(&Round) -> f64) -> Self {
+        let values = || rounds.iter().map(pick);
+        Self {
+            median: median(values()),
+            least: values().fold(f64::INFINITY, f64::min),
+            most: values().fold(0.0, f64::max),
+        }
+    }
+}
+
+impl Serialize for Spread {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64((self.median * 1000.0).round() / 1000.0)
+    }
 }
 
 /// From the call of `receive` to the visible effect, on an idle runner.
@@ -50,7 +104,8 @@ pub(crate) struct Latency {
     pub(crate) p99: f64,
 }
 
-/// Per message, beyond the handler's own statement (and, inline, its own begin and commit).
+/// Per message. Statements and inline commits beyond the handler's own; commits, WAL and dead tuples of stored messages
+/// with those of the handler, which has no dead tuples.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Cost {
     pub(crate) inline_statements: Option<f64>,
@@ -62,7 +117,7 @@ pub(crate) struct Cost {
 }
 
 /// What a server has counted since it started.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ServerCost {
     pub(crate) wal_bytes: f64,
     pub(crate) commits: f64,
@@ -71,52 +126,117 @@ pub(crate) struct ServerCost {
 }
 
 impl Report {
+    /// Of at least one round.
+    pub(crate) fn new(
+        place: &Place,
+        messages: usize,
+        rounds: &[Round],
+        latency_ms: Latency,
+        cost: Cost,
+    ) -> Self {
+        let median = |pick: fn(&Round) -> f64| median(rounds.iter().map(pick)).round();
+        Self {
+            store: place.store_name().to_ascii_lowercase(),
+            messages,
+            rounds: rounds.len(),
+            floor: Floor {
+                insert: median(|round| round.floor_insert),
+                handler_loop: median(|round| round.floor_loop),
+                handler_batch: median(|round| round.floor_batch),
+            },
+            recipe: Recipe {
+                ingest: median(|round| round.recipe_ingest),
+                ingest_batch: median(|round| round.recipe_ingest_batch),
+                process: median(|round| round.recipe_process),
+                process_batch: median(|round| round.recipe_process_batch),
+            },
+            oncebox: Oncebox {
+                ingest_batch: median(|round| round.ingest_batch),
+                ingest_single: median(|round| round.ingest_single),
+                ingest_some_duplicates: median(|round| round.ingest_some_duplicates),
+                ingest_duplicates: median(|round| round.ingest_duplicates),
+                process: median(|round| round.process),
+                process_batch: median(|round| round.process_batch),
+                process_others: median(|round| round.process_others),
+                process_batch_others: median(|round| round.process_batch_others),
+                inline: median(|round| round.inline),
+            },
+            ratios: RATIOS.into_iter().map(|(name, pick)| (name, Spread::of(rounds, pick))).collect(),
+            latency_ms,
+            cost,
+        }
+    }
+
     pub(crate) fn print(&self) {
-        println!("\noncebox bench on {}, {} messages (messages per second)\n", self.store, self.messages);
-        println!("  {:<34}{:>12}  {:>12}  {:>12}", "", "floor", "recipe", "oncebox");
         let (floor, recipe, own) = (&self.floor, &self.recipe, &self.oncebox);
-        row("ingest, batches of 1,000", Some(floor.insert), None, own.ingest_batch);
-        row("ingest, one by one, 8 at once", None, Some(recipe.ingest), own.ingest_single);
-        row("ingest, all duplicates", None, None, own.ingest_duplicates);
+        println!(
+            "\noncebox bench on {}: {} messages, the median of {} rounds\n",
+            self.store, self.messages, self.rounds
+        );
+        println!("  messages per second{:>36}{:>12}{:>12}", "floor", "recipe", "oncebox");
+        row(
+            &format!("ingest, batches of {BATCH}"),
+            Some(floor.insert),
+            Some(recipe.ingest_batch),
+            own.ingest_batch,
+        );
+        row("  … one message of a hundred a copy", None, None, own.ingest_some_duplicates);
+        row("  … all copies", None, None, own.ingest_duplicates);
+        row(&format!("ingest, one by one, {CALLERS} callers"), None, Some(recipe.ingest), own.ingest_single);
         row("process, one statement each", Some(floor.handler_loop), Some(recipe.process), own.process);
         row("  … received by another process", None, None, own.process_others);
         row("process, set-based", Some(floor.handler_batch), Some(recipe.process_batch), own.process_batch);
         row("  … received by another process", None, None, own.process_batch_others);
-        row("inline", None, None, own.inline);
-        println!("\n  ratios");
-        ratio("batch ingest / bare insert", own.ingest_batch / floor.insert);
-        ratio("batch ingest / recipe's ingest", own.ingest_batch / recipe.ingest);
-        ratio("processing / bare handler loop", own.process / floor.handler_loop);
-        ratio("set-based / recipe's set-based", own.process_batch / recipe.process_batch);
-        ratio("set-based / bare set-based", own.process_batch / floor.handler_batch);
+        row("inline, one statement each", None, None, own.inline);
         println!(
-            "\n  idle latency       p50 {:.1} ms, p99 {:.1} ms",
+            "\n  ratios, median of the rounds (least to most){:>15}{:>26}",
+            "of the floor", "times the recipe"
+        );
+        self.ratios_of("ingest, batches", "ingest_batch");
+        self.ratios_of("  … one of a hundred a copy", "ingest_some_duplicates");
+        self.ratios_of("  … beside the recipe one by one", "ingest_batch_to_recipe_single");
+        self.ratios_of("ingest, one by one", "ingest_single");
+        self.ratios_of("process, one statement each", "process");
+        self.ratios_of("  … received by another process", "process_others");
+        self.ratios_of("process, set-based", "process_batch");
+        self.ratios_of("  … received by another process", "process_batch_others");
+        println!(
+            "\n  from `receive` to the effect, idle: p50 {:.1} ms, p99 {:.1} ms",
             self.latency_ms.p50, self.latency_ms.p99
         );
         let cost = &self.cost;
-        println!("\n  per message, beyond the handler's own work");
-        price("statements, inline", cost.inline_statements);
-        price("commits, inline", cost.inline_commits);
-        price("statements, stored", cost.stored_statements);
+        println!("\n  per message");
+        price("statements beyond the handler's, inline", cost.inline_statements);
+        price("commits beyond the handler's, inline", cost.inline_commits);
+        price("statements beyond the handler's, stored", cost.stored_statements);
         price("commits, stored", cost.stored_commits);
-        price("WAL bytes, stored", cost.wal_bytes);
+        price("WAL bytes with the handler's row, stored", cost.wal_bytes);
         price("dead tuples, stored", cost.dead_tuples);
         println!();
+    }
+
+    /// A line with the ratios of one measurement to the floor and to the recipe.
+    fn ratios_of(&self, label: &str, name: &str) {
+        let find = |end: &str| self.ratios.get(format!("{name}{end}").as_str());
+        let shown = |spread: Option<&Spread>, digits: usize| match spread {
+            Some(Spread { median, least, most }) => {
+                format!("{median:.digits$} ({least:.digits$} to {most:.digits$})")
+            }
+            None => "-".to_owned(),
+        };
+        let to_recipe = find("_to_recipe").or_else(|| find(""));
+        println!("  {label:<38}{:>22}{:>26}", shown(find("_to_floor"), 2), shown(to_recipe, 1));
     }
 }
 
 fn row(name: &str, floor: Option<f64>, recipe: Option<f64>, own: f64) {
     let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}"));
-    println!("  {name:<34}{:>12}  {:>12}  {:>12}", rate(floor), rate(recipe), rate(Some(own)));
-}
-
-fn ratio(name: &str, value: f64) {
-    println!("    {name:<32}{value:>8.2}");
+    println!("  {name:<43}{:>12}{:>12}{:>12}", rate(floor), rate(recipe), rate(Some(own)));
 }
 
 fn price(name: &str, value: Option<f64>) {
     match value {
-        Some(value) => println!("    {name:<32}{value:>10.3}"),
-        None => println!("    {name:<32}{:>10}", "-"),
+        Some(value) => println!("    {name:<42}{value:>10.3}"),
+        None => println!("    {name:<42}{:>10}", "-"),
     }
 }

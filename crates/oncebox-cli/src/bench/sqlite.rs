@@ -10,6 +10,9 @@ use crate::target::SqliteTarget;
 const CHUNK: usize = 250;
 
 impl Yard for SqliteTarget {
+    // There is one writer at a time. More of them would wait for its lock by sleeping, longer and longer.
+    const RECIPE_CALLERS: usize = 1;
+
     async fn lay_out(&self) -> Result<(), sqlx::Error> {
         sqlx::raw_sql(
             "create table effect (id text not null);
@@ -21,6 +24,14 @@ impl Yard for SqliteTarget {
         )
         .execute(self.pool())
         .await?;
+        // The page cache of Oncebox's writer, for every connection.
+        let most = self.pool().options().get_max_connections();
+        let mut connections = Vec::new();
+        for _ in 0..most {
+            let mut connection = self.pool().acquire().await?;
+            sqlx::query("pragma cache_size = -16000").execute(&mut *connection).await?;
+            connections.push(connection);
+        }
         Ok(())
     }
 
@@ -36,9 +47,9 @@ impl Yard for SqliteTarget {
         tx.commit().await
     }
 
-    async fn floor_batch(&self, ids: &[String]) -> Result<(), sqlx::Error> {
+    async fn floor_batch(&self, ids: Vec<String>) -> Result<(), sqlx::Error> {
         let mut tx = self.pool().begin_with("begin immediate").await?;
-        Self::effects_of(&mut tx, "", ids.to_vec()).await?;
+        Self::effects_of(&mut tx, "", ids).await?;
         tx.commit().await
     }
 
@@ -103,6 +114,10 @@ impl Yard for SqliteTarget {
             .fetch_one(self.pool())
             .await?;
         Ok(found == 1)
+    }
+
+    async fn count_effects(&self) -> Result<i64, sqlx::Error> {
+        sqlx::query_scalar("select count(*) from effect").fetch_one(self.pool()).await
     }
 
     async fn server_cost(&self) -> Result<Option<ServerCost>, sqlx::Error> {

@@ -5,10 +5,14 @@ use std::future::Future;
 use oncebox::Store;
 
 use crate::bench::report::ServerCost;
+use crate::bench::round::CALLERS;
 use crate::target::Target;
 
 /// The floor and the plain recipe on one database. All tables live beside the store's own and start empty.
 pub(crate) trait Yard: Target {
+    /// How many callers the recipe ingests with, one by one.
+    const RECIPE_CALLERS: usize = CALLERS;
+
     /// Tables for the floor and the recipe; each handler's effect is one row in `effect`.
     fn lay_out(&self) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
@@ -19,7 +23,7 @@ pub(crate) trait Yard: Target {
     fn floor_loop(&self, ids: &[String]) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// One transaction with the handler's set-based statement.
-    fn floor_batch(&self, ids: &[String]) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+    fn floor_batch(&self, ids: Vec<String>) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// One row, `on conflict do nothing`, committed by itself.
     fn recipe_ingest(&self, row: &Row) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
@@ -46,6 +50,9 @@ pub(crate) trait Yard: Target {
 
     /// Whether this id has had its effect.
     fn has_effect(&self, id: &str) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
+    /// How many effects there are.
+    fn count_effects(&self) -> impl Future<Output = Result<i64, sqlx::Error>> + Send;
 
     /// What the server has counted so far, where it can tell.
     fn server_cost(&self) -> impl Future<Output = Result<Option<ServerCost>, sqlx::Error>> + Send;

@@ -3,7 +3,8 @@
 //! A statement that does not fit into the send buffer goes out in two writes. The end of it then waits until the server
 //! has acknowledged what came before (Nagle's algorithm), and the server takes 40 ms for that because it waits for the
 //! end of the statement. `TCP_NODELAY` is the remedy. sqlx 0.9.0 does not set it (versions before it did, the one after
-//! it will: issue 4335 there) and does not let anybody at its sockets. So they are looked for among the open files of this process.
+//! it will: issue 4335 there) and does not let anybody at its sockets. So they are looked for among the open files of
+//! this process.
 //!
 //! Call it where a pool has made a connection:
 //!
@@ -30,7 +31,8 @@ pub fn no_delay(port: u16) {
     let _ = port;
 }
 
-/// How many connections to this port do delay.
+/// How many connections to this port do delay; for tests.
+#[doc(hidden)]
 #[cfg(unix)]
 pub fn delaying(port: u16) -> usize {
     let mut delaying = 0;

@@ -43,6 +43,7 @@ struct PlanState {
     calls: BTreeMap<&'static str, usize>,
     largest_lease: usize,
     fault: Option<Fault>,
+    refused: Option<(&'static str, String)>,
 }
 
 /// One fault.
@@ -96,6 +97,12 @@ impl Plan {
         plan
     }
 
+    /// Whenever this method (`receive` or `begin_inline`) is given the message with this id, it answers that it cannot
+    /// store it, as a store does with a message that is larger than a packet of its own.
+    pub fn refuse(&self, method: &'static str, id: impl Into<String>) {
+        self.lock().refused = Some((method, id.into()));
+    }
+
     /// No fault from now on.
     pub fn heal(&self) {
         self.lock().fault = None;
@@ -139,6 +146,18 @@ impl Plan {
             _ => calls == fault.call,
         };
         hits.then_some((fault.side, fault.how))
+    }
+
+    fn check(&self, method: &'static str, arrivals: &[Arrival]) -> Result<(), Error> {
+        let state = self.lock();
+        match &state.refused {
+            Some((refusing, id))
+                if *refusing == method && arrivals.iter().any(|one| one.message().id == id) =>
+            {
+                Err(Error::new(ErrorKind::Invalid, format!("message `{id}` is refused on purpose")))
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn strike<T>(&self, how: How) -> Result<T, Error> {
@@ -197,6 +216,7 @@ impl<S: Store> Store for Faulty<S> {
     type Connection = S::Connection;
 
     async fn receive(&self, arrivals: &[Arrival]) -> Result<Vec<Received>, Error> {
+        self.plan.check("receive", arrivals)?;
         pass!(self.receive(arrivals))
     }
 
@@ -243,6 +263,7 @@ impl<S: Store> Store for Faulty<S> {
     }
 
     async fn begin_inline(&self, inline: &ReadInline<'_>) -> Result<InlineBatch<S::Connection>, Error> {
+        self.plan.check("begin_inline", inline.arrivals)?;
         pass!(self.begin_inline(inline))
     }
 

@@ -86,14 +86,14 @@ where
 {
     let mut answers = Vec::with_capacity(messages.len());
     'messages: for message in messages {
-        let arrival = Arrival::new(message);
-        let kind = arrival.message().kind;
+        let kind = &message.kind;
         if !inbox.handlers.iter().any(|handler| handler.wants(kind)) {
             // Nothing is stored here, so answering "done" would make the message vanish.
             inbox.shared.counters.add("", Counter::Unrouted, 1);
             answers.push(Processed::Failed(format!("no handler wants the kind `{kind}`")));
             continue;
         }
+        let arrival = Arrival::new(message);
         let wanted = inbox.handlers.iter().filter(|handler| handler.wants(kind));
         for handler in wanted.filter(|handler| !handler.takes_tx) {
             if let Err(failure) = call_outside(inbox, handler, &mut vec![arrival.to_message()], 1).await {

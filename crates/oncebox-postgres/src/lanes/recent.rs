@@ -4,9 +4,10 @@
 //! nothing of anybody else in it, and stretches that follow each other make a longer one: the run. Every lane that stands
 //! within the run has exactly the messages that are remembered. A stretch follows another when the statement that appended
 //! it also found the other's last message in the log: the seqs alone would be the same after others have filled the place
-//! of what was lost. Two things are asked of the server each time, with the lock on the cursors. First, whether the run's last message is still what the log has at its place: a server that was
-//! restored, or that lost its last commits in a failover, gives the same seqs to other messages; and where a commit is
-//! still there, so is every one before it. Second, the seq of the head: past the run there may be messages of others.
+//! of what was lost. Two things are asked of the server each time, with the lock on the cursors. First, whether the run's
+//! last message is still what the log has at its place: a server that was restored, or that lost its last commits in a
+//! failover, gives the same seqs to other messages; and where a commit is still there, so is every one before it. Second,
+//! the seq of the head: past the run there may be messages of others.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +40,7 @@ pub(crate) struct Appended {
     pub(crate) new: Vec<(usize, i64)>,
     /// The tail of the run as it was asked for, when the statement found it in the log.
     pub(crate) follows: Option<Tail>,
-    /// These, when they are to be remembered.
+    /// The new messages, when they are to be remembered.
     pub(crate) messages: Option<Arc<Packed>>,
 }
 

@@ -44,6 +44,7 @@ macro_rules! store_suite {
             copies_in_one_call_are_one_message,
             every_message_of_a_long_call_gets_its_own_answer,
             copies_received_at_the_same_time_are_one_message,
+            a_call_that_the_store_refuses_harms_none_beside_it,
             batches_in_opposite_order_do_not_deadlock,
             a_known_id_with_other_bytes_is_a_conflict_that_is_kept,
             a_conflict_within_one_call_is_told_from_a_copy,
@@ -257,6 +258,8 @@ macro_rules! store_suite {
             what_comes_after_messages_that_go_back_goes_back_too,
             an_error_while_messages_are_taken_ahead_is_told_in_its_turn,
             nothing_is_taken_ahead_from_a_source_that_is_told_to_pause,
+            a_message_that_the_store_refuses_is_kept_and_harms_no_other,
+            a_message_that_cannot_be_kept_either_is_rejected,
         }
         $crate::cases! { $subject, store_suite, pausing:
             a_paused_handler_runs_nothing_until_it_is_resumed,

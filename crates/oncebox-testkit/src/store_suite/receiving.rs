@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use oncebox_core::{Inbox, Message, Received, Store};
+use oncebox_core::{ErrorKind, Inbox, Message, Received, Store};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
+use crate::faults::{Fault, Faulty, How, Plan, Side};
 use crate::fixtures::{KIND, assert_once, drain, handler, message, notes, numbered, receive, registered};
 use crate::ledger::Effect;
 use crate::subject::{Subject, TxOf, recording};
@@ -81,6 +82,30 @@ pub async fn copies_received_at_the_same_time_are_one_message<T: Subject>(subjec
     }
     drain(&first).await;
     assert_once(&subject, &messages, &["charge"]).await;
+}
+
+/// Calls that come while a statement runs share the next one, but not its refusal.
+pub async fn a_call_that_the_store_refuses_harms_none_beside_it<T: Subject>(subject: T) {
+    let plan = Plan::with(Fault { method: "receive", call: 1, side: Side::Before, how: How::Stall });
+    plan.refuse("receive", "bad");
+    let inbox = Inbox::new(Faulty::new(subject.store(), plan.clone()));
+    let inbox = registered(inbox.on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let call = |ids: &[&str]| {
+        let (inbox, messages) = (inbox.clone(), ids.iter().map(|id| message(*id)).collect::<Vec<_>>());
+        async move { inbox.receive(&messages).await }
+    };
+    let first = tokio::spawn(call(&["first"]));
+    plan.struck().await;
+    let (one, bad, two, ()) =
+        tokio::join!(call(&["a", "b"]), call(&["c", "bad"]), call(&["b", "d"]), async { plan.heal() });
+    assert_eq!(first.await.unwrap().unwrap(), [Received::New]);
+    assert_eq!(one.unwrap(), [Received::New, Received::New]);
+    assert_eq!(two.unwrap(), [Received::Duplicate, Received::New]);
+    let error = bad.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("refused on purpose"), "{error}");
+    drain(&inbox).await;
+    assert_once(&subject, &["first", "a", "b", "d"].map(message), &["charge"]).await;
 }
 
 /// Rows are always locked in one order.

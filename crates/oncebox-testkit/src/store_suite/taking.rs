@@ -3,7 +3,10 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use oncebox_core::{Counter, Error, ErrorKind, Inbox, Incoming, Message, Run, Settle, Source, Store, run};
+use oncebox_core::admin::{DeliveryFilter, DeliveryState};
+use oncebox_core::{
+    Counter, Error, ErrorKind, Inbox, Incoming, Message, Run, Settle, Source, Store, UNREADABLE, run,
+};
 
 use crate::broker::{Manners, MemoryBroker, MemorySource};
 use crate::faults::{Fault, Faulty, How, Plan, Side};
@@ -161,4 +164,52 @@ pub async fn nothing_is_taken_ahead_from_a_source_that_is_told_to_pause<T: Subje
     until("the rest is stored", || async { broker.pending() == 0 }).await;
     running.stop().await;
     assert_eq!((received(&inbox), broker.deliveries()), (20, 20));
+}
+
+/// A lot with a message that no store can hold. The others are stored, and it is where an operator looks.
+pub async fn a_message_that_the_store_refuses_is_kept_and_harms_no_other<T: Subject>(subject: T) {
+    let plan = Plan::none();
+    plan.refuse("receive", "m-00002");
+    let inbox = Inbox::new(Faulty::new(subject.store(), plan));
+    let inbox = inbox.on(KIND, handler("charge", recording::<T>("charge")));
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    let (good, bad) = with_a_bad_one();
+    broker.put(good.iter().chain([&bad]).cloned());
+    broker.close();
+    let running = start(taking(&inbox, &broker));
+    until("every effect is there", || async { subject.effects().await.len() >= good.len() }).await;
+    until("all are settled", || async { broker.pending() == 0 }).await;
+    running.stop().await;
+    assert_once(&subject, &good, &["charge"]).await;
+    assert_eq!(broker.rejected(), []);
+    let filter = DeliveryFilter::all().handler(UNREADABLE).state(DeliveryState::Dead);
+    let kept = subject.store().deliveries(&filter).await.unwrap();
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    assert_eq!((&kept[0].message.id, &kept[0].message.payload), (&bad.id, &bad.payload));
+    assert!(kept[0].history[0].error.contains("refused on purpose"), "{kept:?}");
+}
+
+/// Inline: a store that refuses the message refuses the dead letter too. It is given back as rejected, it alone.
+pub async fn a_message_that_cannot_be_kept_either_is_rejected<T: Subject>(subject: T) {
+    let plan = Plan::none();
+    plan.refuse("begin_inline", "m-00002");
+    let inbox = Inbox::new(Faulty::new(subject.store(), plan));
+    let inbox = inbox.on(KIND, handler("charge", recording::<T>("charge")));
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    let (good, bad) = with_a_bad_one();
+    broker.put(good.iter().chain([&bad]).cloned());
+    broker.close();
+    let running = start(run(inbox.clone()).consume_inline(broker.source("orders")));
+    until("all are settled", || async { broker.pending() == 0 }).await;
+    running.stop().await;
+    assert_once(&subject, &good, &["charge"]).await;
+    let rejected: Vec<String> = broker.rejected().into_iter().map(|message| message.id).collect();
+    assert_eq!(rejected, [bad.id]);
+}
+
+/// Five messages, and the third of them apart.
+fn with_a_bad_one() -> (Vec<Message>, Message) {
+    let mut good: Vec<Message> = (0..5).map(|n| keyed(format!("m-{n:05}"), "k")).collect();
+    let bad = good.remove(2);
+    (good, bad)
 }

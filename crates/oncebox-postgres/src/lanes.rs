@@ -1,11 +1,10 @@
 //! Lanes: registering handlers, claiming, reading, and the commit that moves the cursors.
 
-pub(crate) mod gathering;
-pub(crate) mod recent;
-
 use std::collections::HashMap;
 
 use oncebox_core::clock::micros;
+use oncebox_core::gathering::Gathering;
+use oncebox_core::recent::Tail;
 use oncebox_core::store::{
     ABANDONED_AFTER, Ahead, Claim, ClaimedLane, Commit, Connection, DeliveryId, LaneBatch, LaneBound,
     LaneMessage, LaneRow, Lease, MoveLanes, ReadLanes, Registration, Token, TxLimits,
@@ -16,8 +15,6 @@ use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use crate::error::{Problem, classify};
-use crate::lanes::gathering::Gathering;
-use crate::lanes::recent::Tail;
 use crate::rows::{self, LeaseColumns, limit, stored_lane};
 use crate::store::Inner;
 use crate::tx::{Lent, NO_CURSOR, PgTransaction, autocommit, ended, fenced, transaction};

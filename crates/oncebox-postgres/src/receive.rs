@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use futures_util::future::join;
 use jiff::Timestamp;
+use oncebox_core::recent::{Appended, Tail};
 use oncebox_core::store::{Arrival, InlineBatch, ReadInline};
 use oncebox_core::{Error, Received};
 use sqlx::postgres::{PgArguments, PgRow};
@@ -14,7 +15,6 @@ use sqlx_core::transaction::TransactionManager;
 use uuid::Uuid;
 
 use crate::error::Problem;
-use crate::lanes::recent::{Appended, Tail};
 use crate::rows::{Columns, stored_lane, uuids};
 use crate::sql::Statement;
 use crate::store::Inner;

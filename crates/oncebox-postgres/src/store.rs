@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use oncebox_core::admin::{Conflict, DeliveryFilter, DeliveryInfo, HandlerStatus, OutboxStatus};
 use oncebox_core::clock::{ClockShift, Seed};
+use oncebox_core::recent::Recent;
 use oncebox_core::store::{
     Ahead, Arrival, AskLease, AskOutgoing, Claim, ClaimedLane, Commit, Count, DeliveryId, InlineBatch,
     LaneBatch, LaneRow, Lease, Leased, Outgoing, Purged, ReadInline, ReadLanes, Registration, Retention,
@@ -18,7 +19,6 @@ use oncebox_core::{Error, Limits, Message, Once, Received, Store, Wake};
 use sqlx::{PgConnection, PgPool};
 
 use crate::error::is_transient;
-use crate::lanes::recent::Recent;
 use crate::migrate::MigrationInfo;
 use crate::outbox::Reading;
 use crate::sql::{Prepared, Schema, Sql};

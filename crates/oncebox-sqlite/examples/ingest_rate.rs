@@ -19,8 +19,20 @@ async fn main() {
     let size = numbers.next().unwrap_or(1000);
     let directory = tempfile::tempdir_in(".").unwrap();
     let path = directory.path().join("rate.db").display().to_string();
-    let store = SqliteStore::open(&path).await.unwrap();
+    // All of it, to compare both ways to read.
+    let store = SqliteStore::open(&path).await.unwrap().remember(usize::MAX);
     store.migrate().await.unwrap();
+
+    let mut kinds = Kinds::default();
+    kinds.add("*").unwrap();
+    let handler = Registration {
+        name: "h".into(),
+        formerly: vec![],
+        kinds: kinds.clone(),
+        from_start: true,
+        ordered: false,
+    };
+    store.register(&[handler]).await.unwrap();
 
     let mut bare = Vec::new();
     let mut sorted = Vec::new();
@@ -55,52 +67,8 @@ async fn main() {
     let own = rate("receive", &own, size);
     println!("ratio {:.2}, to sorted {:.2}", own / bare, own / sorted);
 
-    let mut kinds = Kinds::default();
-    kinds.add("*").unwrap();
-    let handler = Registration {
-        name: "h".into(),
-        formerly: vec![],
-        kinds: kinds.clone(),
-        from_start: true,
-        ordered: false,
-    };
-    store.register(&[handler]).await.unwrap();
-    let (mut claims, mut reads, mut commits) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..batches.min(60) {
-        let started = Instant::now();
-        let token = Token(round as i64 + 1);
-        let claimed = store.claim(&Claim { handler: "h", token, lanes: 8, limit: size }).await.unwrap();
-        claims.push(started.elapsed());
-        let started = Instant::now();
-        let lanes: Vec<LaneBound> =
-            claimed.iter().map(|one| LaneBound { lane: one.lane, upto: None }).collect();
-        let limits = TxLimits { statement: Duration::from_secs(30) };
-        let read = ReadLanes {
-            handler: "h",
-            token,
-            lanes: &lanes,
-            limit: size,
-            kinds: &kinds,
-            ordered: false,
-            limits,
-        };
-        let batch = store.begin_lanes(&read).await.unwrap().unwrap();
-        reads.push(started.elapsed());
-        let started = Instant::now();
-        let mut positions = std::collections::BTreeMap::new();
-        for row in &batch.rows {
-            positions.insert(row.lane, row.seq);
-        }
-        let lanes =
-            MoveLanes { handler: "h".into(), token, positions: positions.into_iter().collect(), keep: false };
-        store.commit(batch.connection, Commit { lanes: Some(lanes), ..Commit::default() }).await.unwrap();
-        store.release("h", token).await.unwrap();
-        commits.push(started.elapsed());
-        assert_eq!(batch.rows.len(), size);
-    }
-    rate("claim", &claims, size);
-    rate("begin and read", &reads, size);
-    rate("commit, release", &commits, size);
+    run("read from the file", &store.clone().remember(0), batches / 3, size, &kinds).await;
+    run("remembered", &store, batches / 3, size, &kinds).await;
 
     let mut times = Vec::new();
     for n in 0..300 {
@@ -165,4 +133,37 @@ fn rate(what: &str, times: &[Duration], size: usize) -> f64 {
     let rate = size as f64 / median.as_secs_f64();
     println!("{what:<20} median {median:>9.2?} per batch, {rate:>8.0} rows/s");
     rate
+}
+
+/// Claims, reads and commits so many batches.
+async fn run(name: &str, store: &SqliteStore, batches: usize, size: usize, kinds: &Kinds) {
+    let (mut claims, mut reads, mut commits) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..batches {
+        let started = Instant::now();
+        let token = Token(round as i64 + 1);
+        let claimed = store.claim(&Claim { handler: "h", token, lanes: 8, limit: size }).await.unwrap();
+        claims.push(started.elapsed());
+        let started = Instant::now();
+        let lanes: Vec<LaneBound> =
+            claimed.iter().map(|one| LaneBound { lane: one.lane, upto: None }).collect();
+        let limits = TxLimits { statement: Duration::from_secs(30) };
+        let read =
+            ReadLanes { handler: "h", token, lanes: &lanes, limit: size, kinds, ordered: false, limits };
+        let batch = store.begin_lanes(&read).await.unwrap().unwrap();
+        reads.push(started.elapsed());
+        let started = Instant::now();
+        let mut positions = std::collections::BTreeMap::new();
+        for row in &batch.rows {
+            positions.insert(row.lane, row.seq);
+        }
+        let lanes =
+            MoveLanes { handler: "h".into(), token, positions: positions.into_iter().collect(), keep: false };
+        store.commit(batch.connection, Commit { lanes: Some(lanes), ..Commit::default() }).await.unwrap();
+        store.release("h", token).await.unwrap();
+        commits.push(started.elapsed());
+        assert_eq!(batch.rows.len(), size);
+    }
+    rate(&format!("claim, {name}"), &claims, size);
+    rate(&format!("begin and read, {name}"), &reads, size);
+    rate(&format!("commit, release, {name}"), &commits, size);
 }

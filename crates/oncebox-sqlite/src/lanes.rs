@@ -1,5 +1,7 @@
 //! Handlers, their cursors, and the claims on lanes.
 
+use std::collections::HashMap;
+
 use oncebox_core::clock::micros;
 use oncebox_core::store::{
     ABANDONED_AFTER, Claim, ClaimedLane, Connection, LaneBatch, LaneBound, LaneMessage, LaneRow, MoveLanes,
@@ -11,7 +13,7 @@ use sqlx::SqliteConnection;
 
 use crate::error::classify;
 use crate::migrate::check_version;
-use crate::receive::LANE_BITS;
+use crate::receive::{LANE_BITS, bind_tail};
 use crate::rows::{get, limit, list, message};
 use crate::sql::query;
 use crate::store::SqliteStore;
@@ -92,6 +94,10 @@ impl SqliteStore {
                 .execute(connection)
                 .await
                 .map_err(classify)?;
+            if handler.from_start {
+                // The oldest messages of the run may have been purged, which no cursor kept them from.
+                self.recent.clear();
+            }
         }
         Ok(())
     }
@@ -155,15 +161,22 @@ impl SqliteStore {
         // Higher ones would be places of the next lane.
         let upto = |lane: &LaneBound| lane.upto.map(|upto| upto.min((1 << LANE_BITS) - 1));
         let lanes = list(read.lanes.iter().map(|lane| vec![Value::from(lane.lane), Value::from(upto(lane))]));
-        let row = query(&self.sql.begin_lanes)
-            .bind(read.handler)
-            .bind(read.token.0)
-            .bind(lanes.as_str())
-            .fetch_one(&mut *connection)
-            .await
-            .map_err(classify)?;
-        if get::<i64>(&row, 0)? != limit(read.lanes.len()) {
+        let tail = self.recent.tail();
+        let begin = query(&self.sql.begin_lanes).bind(read.handler).bind(read.token.0).bind(lanes.as_str());
+        let row = bind_tail(begin, tail.as_ref()).fetch_one(&mut *connection).await.map_err(classify)?;
+        let positions: HashMap<u16, i64> = serde_json::from_str(get(&row, 0)?).map_err(|error| {
+            Error::caused(ErrorKind::Store, "SQLite gave positions that cannot be read", error)
+        })?;
+        if positions.len() != read.lanes.len() {
             return Ok(None);
+        }
+        if let Some(tail) = tail {
+            let is_still_there: bool = get(&row, 2)?;
+            if !is_still_there {
+                self.recent.forget(&tail);
+            } else if let Some(rows) = self.recent.read(&tail, get(&row, 1)?, read, &positions) {
+                return Ok(Some(rows));
+            }
         }
         let every_kind = read.kinds.prefixes.iter().any(String::is_empty);
         let rows = query(&self.sql.read_lanes)

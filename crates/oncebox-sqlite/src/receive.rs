@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use futures_util::future::join;
+use oncebox_core::recent::{Appended, Tail};
 use oncebox_core::store::{Arrival, InlineBatch, MessageView, ReadInline, Received};
 use oncebox_core::{Error, ErrorKind, Once, once_identity};
 use sqlx::SqliteConnection;
@@ -34,21 +35,37 @@ impl SqliteStore {
         size: usize,
         text: &Arc<str>,
     ) -> Result<Vec<Received>, Error> {
-        let statements = || self.bind_few(query(text), arrivals, size);
+        let tail = self.recent.tail();
+        let statements = || self.bind_few(query(text), arrivals, size, tail.as_ref());
         let (mut write, rows) = self.writer.run_whole(Sync::Durable, statements).await?;
-        let Some(row) = rows.first() else {
+        let [follows, seen, row] = &rows[..] else {
             let text = "messages were not stored; is the row of `head` missing? restore it from a backup";
             return Err(Error::new(ErrorKind::Store, text));
         };
         let (new, last): (i64, i64) = (get(row, 0)?, get(row, 1)?);
+        let follows = if get(follows, 0)? { tail } else { None };
         if new == limit(arrivals.len()) {
             write.finish();
+            let appended = self.appended(arrivals, last, get(seen, 0)?, follows, |_| true);
+            self.recent.remember(arrivals, appended);
             return Ok(vec![Received::New; arrivals.len()]);
         }
         // The new ones are stored for good; what of the others is a conflict is kept in a transaction of its own.
         let known = self.known(write.connection(), arrivals).await?;
         write.finish();
         let first = last - limit(arrivals.len()) + 1;
+        let ours = |index: usize| {
+            let known = known.get(&arrivals[index].identity);
+            known.filter(|known| known.seq == Some(first + limit(index)))
+        };
+        if let Some(last_new) = (0..arrivals.len()).rev().find_map(ours) {
+            let is_new = |index| ours(index).is_some();
+            let appended = self.appended(arrivals, last, last_new.seen_at, follows, is_new);
+            // Without those that were purged meanwhile there would be a gap.
+            if limit(appended.new.len()) == new {
+                self.recent.remember(arrivals, appended);
+            }
+        }
         let mut received = Vec::with_capacity(arrivals.len());
         for (seq, arrival) in (first..).zip(arrivals) {
             received.push(match known.get(&arrival.identity) {
@@ -73,12 +90,13 @@ impl SqliteStore {
         mut statements: SqliteQuery<'a>,
         arrivals: &'a [Arrival],
         size: usize,
+        tail: Option<&'a Tail>,
     ) -> SqliteQuery<'a> {
         let mut numbered: Vec<(i64, &Arrival)> = (0..limit(arrivals.len())).rev().zip(arrivals).collect();
         // Neighbours in the index are inserted one after the other.
         numbered.sort_unstable_by_key(|(_, arrival)| arrival.identity);
         let filler = size - arrivals.len();
-        statements = statements.bind(limit(arrivals.len())).bind(self.shift());
+        statements = bind_tail(statements.bind(limit(arrivals.len())), tail).bind(self.shift());
         for (back, arrival) in &numbered {
             statements = statements
                 .bind(&arrival.identity[..])
@@ -89,6 +107,7 @@ impl SqliteStore {
         for _ in 0..filler * Whole::COLUMNS.0 {
             statements = statements.bind(None::<i64>);
         }
+        statements = statements.bind(arrivals.last().map(|last| &last.identity[..]));
         // By lane, because the log is kept lane by lane.
         numbered.sort_unstable_by_key(|(back, arrival)| (arrival.lane, std::cmp::Reverse(*back)));
         for (back, arrival) in numbered {
@@ -103,13 +122,11 @@ impl SqliteStore {
     async fn receive_many(&self, arrivals: &[Arrival]) -> Result<Vec<Received>, Error> {
         let mut write = self.writer.begin(Sync::Durable).await?;
         let connection = write.connection();
-        let row = query(&self.sql.next_seqs)
-            .bind(self.shift())
-            .bind(limit(arrivals.len()))
-            .fetch_one(&mut *connection)
-            .await
-            .map_err(classify)?;
+        let tail = self.recent.tail();
+        let numbers = query(&self.sql.next_seqs).bind(self.shift()).bind(limit(arrivals.len()));
+        let row = bind_tail(numbers, tail.as_ref()).fetch_one(&mut *connection).await.map_err(classify)?;
         let (last, now): (i64, i64) = (get(&row, 0)?, get(&row, 1)?);
+        let follows = if get(&row, 2)? { tail } else { None };
         let first = last - limit(arrivals.len()) + 1;
         let mut numbered: Vec<(i64, &Arrival)> = (first..).zip(arrivals).collect();
 
@@ -161,8 +178,29 @@ impl SqliteStore {
             })
         });
         execute_all(connection, log).await?;
-        write.commit().await?;
+        // Should they have to be copied, then while the disk works.
+        let packing =
+            async { self.appended(arrivals, last, now, follows, |index| received[index] == Received::New) };
+        let (committed, appended) = join(write.commit(), packing).await;
+        committed?;
+        self.recent.remember(arrivals, appended);
         Ok(received)
+    }
+
+    /// What one transaction has appended. The last of the arrivals, new or not, has the number `last`.
+    fn appended(
+        &self,
+        arrivals: &[Arrival],
+        last: i64,
+        received_at: i64,
+        follows: Option<Tail>,
+        is_new: impl Fn(usize) -> bool,
+    ) -> Appended {
+        let after = last - limit(arrivals.len());
+        let new: Vec<(usize, i64)> =
+            (0..arrivals.len()).zip(after + 1..).filter(|(index, _)| is_new(*index)).collect();
+        let messages = self.recent.packed(new.iter().map(|(index, _)| &arrivals[*index]));
+        Appended { after, upto: last, received_at, new, follows, messages }
     }
 
     pub(crate) async fn receive_inline(
@@ -262,7 +300,8 @@ impl SqliteStore {
         rows.iter()
             .map(|row| {
                 let identity = sixteen(get(row, 0)?)?;
-                Ok((identity, Known { fingerprint: sixteen(get(row, 1)?)?, seq: get(row, 2)? }))
+                let fingerprint = sixteen(get(row, 1)?)?;
+                Ok((identity, Known { fingerprint, seq: get(row, 2)?, seen_at: get(row, 3)? }))
             })
             .collect()
     }
@@ -278,6 +317,14 @@ impl SqliteStore {
         bind_message(insert, arrival.message()).bind(now).execute(connection).await.map_err(classify)?;
         Ok(())
     }
+}
+
+/// Binds the place, identity and time of the message that this process appended last.
+pub(crate) fn bind_tail<'a>(statement: SqliteQuery<'a>, tail: Option<&'a Tail>) -> SqliteQuery<'a> {
+    statement
+        .bind(tail.map(|tail| (i64::from(tail.lane) << LANE_BITS) + tail.seq))
+        .bind(tail.map(|tail| &tail.identity[..]))
+        .bind(tail.map(|tail| tail.received_at))
 }
 
 /// Binds scope, id, kind, key, headers, payload and not_before.
@@ -310,6 +357,7 @@ async fn execute_all<'a>(
 struct Known {
     fingerprint: [u8; 16],
     seq: Option<i64>,
+    seen_at: i64,
 }
 
 /// An identity that carries the number we just gave out was inserted by us.

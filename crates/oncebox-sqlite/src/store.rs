@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use oncebox_core::admin::{Conflict, DeliveryFilter, DeliveryInfo, HandlerStatus, OutboxStatus};
 use oncebox_core::clock::ClockShift;
+use oncebox_core::recent::Recent;
 use oncebox_core::store::{
     Arrival, AskLease, AskOutgoing, Claim, ClaimedLane, Commit, Count, DeliveryId, InlineBatch, LaneBatch,
     Lease, Leased, Outgoing, Purged, ReadInline, ReadLanes, Received, Registration, Retention, Sent,
@@ -27,6 +28,8 @@ use crate::tx::writer::{PRAGMAS, Writer};
 /// How long one statement waits for the write lock of another process.
 const BUSY: Duration = Duration::from_secs(10);
 const CONNECTIONS: u32 = 8;
+/// How many bytes of received messages are remembered.
+const REMEMBER: usize = 16 * 1024 * 1024;
 
 /// An inbox and an outbox in a SQLite file. Cheap to clone: a handle.
 #[derive(Debug, Clone)]
@@ -38,6 +41,8 @@ pub struct SqliteStore {
     pub(crate) payload_limit: usize,
     pub(crate) relaxed: bool,
     pub(crate) walks: Arc<Walks>,
+    pub(crate) recent: Arc<Recent>,
+    remember: usize,
 }
 
 impl SqliteStore {
@@ -92,6 +97,8 @@ impl SqliteStore {
             payload_limit: Limits::default().payload_bytes,
             relaxed: false,
             walks: Arc::default(),
+            recent: Arc::new(Recent::new(REMEMBER)),
+            remember: REMEMBER,
         }
     }
 
@@ -101,7 +108,8 @@ impl SqliteStore {
     /// `_`, at most 41 bytes.
     pub fn prefix(mut self, prefix: &str) -> Result<Self, Error> {
         self.sql = Arc::new(Sql::new(prefix)?);
-        Ok(self)
+        // Other tables have another log.
+        Ok(self.remember_anew())
     }
 
     /// Shifts the clock of this store, for tests.
@@ -113,6 +121,20 @@ impl SqliteStore {
     /// The most bytes of a payload that [`Store::publish`] accepts; 16 MiB unless set.
     pub fn payload_limit(mut self, bytes: usize) -> Self {
         self.payload_limit = bytes;
+        self
+    }
+
+    /// How many bytes of messages that this process has received itself are remembered, so that its handlers need not read
+    /// them back from the file; 16 MiB unless set, 0 for none.
+    ///
+    /// Clones share what they remember. Ordered handlers, retries and messages for later always read from the file.
+    pub fn remember(mut self, bytes: usize) -> Self {
+        self.remember = bytes;
+        self.remember_anew()
+    }
+
+    fn remember_anew(mut self) -> Self {
+        self.recent = Arc::new(Recent::new(self.remember));
         self
     }
 

@@ -9,6 +9,7 @@ mod migrations;
 mod outbox;
 mod purge;
 mod receive;
+mod recent;
 mod search;
 mod transactions;
 
@@ -40,7 +41,8 @@ pub fn path(directory: &TempDir) -> String {
 pub async fn fixture() -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let clock = ClockShift::default();
-    let store = SqliteStore::open(&path(&directory)).await.unwrap().with_clock(clock.clone());
+    // What is told of reading, is told of reading from the file.
+    let store = SqliteStore::open(&path(&directory)).await.unwrap().with_clock(clock.clone()).remember(0);
     store.migrate().await.unwrap();
     sqlx::raw_sql("create table effect (id integer primary key, note text unique)")
         .execute(store.pool())

@@ -5,4 +5,6 @@
 
 mod subject;
 
-pub(crate) use subject::SqliteSubject;
+// Not every test that shares this one asks for both.
+#[allow(unused_imports)]
+pub(crate) use subject::{SqliteSubject, SubjectBy};

@@ -21,9 +21,11 @@ const TABLES: &str = "
     insert into once (one) values (1);
 ";
 
-/// A store in a file of its own.
+pub(crate) type SqliteSubject = SubjectBy<true>;
+
+/// A store in a file of its own, which remembers what it has received or reads everything back.
 #[derive(Debug)]
-pub(crate) struct SqliteSubject {
+pub(crate) struct SubjectBy<const REMEMBERING: bool> {
     path: PathBuf,
     store: SqliteStore,
     clock: ClockShift,
@@ -31,9 +33,14 @@ pub(crate) struct SqliteSubject {
     _directory: Option<tempfile::TempDir>,
 }
 
-impl SqliteSubject {
+impl<const REMEMBERING: bool> SubjectBy<REMEMBERING> {
     async fn open(path: &Path, clock: &ClockShift) -> SqliteStore {
-        SqliteStore::open(&path.display().to_string()).await.unwrap().with_clock(clock.clone())
+        Self::set(SqliteStore::open(&path.display().to_string()).await.unwrap(), clock)
+    }
+
+    fn set(store: SqliteStore, clock: &ClockShift) -> SqliteStore {
+        let store = store.with_clock(clock.clone());
+        if REMEMBERING { store } else { store.remember(0) }
     }
 
     fn options(&self) -> SqliteConnectOptions {
@@ -52,7 +59,7 @@ impl SqliteSubject {
 
 type BoxError = Box<dyn StdError + Send + Sync>;
 
-impl Subject for SqliteSubject {
+impl<const REMEMBERING: bool> Subject for SubjectBy<REMEMBERING> {
     type Store = SqliteStore;
     type Own = Transaction<'static, Sqlite>;
 
@@ -78,7 +85,7 @@ impl Subject for SqliteSubject {
 
     async fn store_with_one_connection(&self) -> SqliteStore {
         let pool = SqlitePoolOptions::new().max_connections(1).connect_with(self.options()).await.unwrap();
-        SqliteStore::new(pool).with_clock(self.clock.clone())
+        Self::set(SqliteStore::new(pool), &self.clock)
     }
 
     async fn reopen(&self) -> SqliteStore {

@@ -1,56 +1,59 @@
-//! Messages that this process has just received, so that its handlers need not read them back from the server.
+//! Messages that this process has just received, so that its handlers need not read them back from the store.
 //!
-//! Receivers take their seqs under the lock of the head row, so what one statement appended is a stretch of the log with
-//! nothing of anybody else in it, and stretches that follow each other make a longer one: the run. Every lane that stands
-//! within the run has exactly the messages that are remembered. A stretch follows another when the statement that appended
-//! it also found the other's last message in the log: the seqs alone would be the same after others have filled the place
-//! of what was lost. Two things are asked of the server each time, with the lock on the cursors. First, whether the run's
-//! last message is still what the log has at its place: a server that was restored, or that lost its last commits in a
-//! failover, gives the same seqs to other messages; and where a commit is still there, so is every one before it. Second,
-//! the seq of the head: past the run there may be messages of others.
+//! For stores whose receivers take their seqs under the lock of the head row: what one statement (or one transaction)
+//! appended is a stretch of the log with nothing of anybody else in it, and stretches that follow each other make a longer
+//! one: the run. Every lane that stands within the run has exactly the messages that are remembered. A stretch follows
+//! another when whoever appended it also found the other's last message in the log: the seqs alone would be the same after
+//! others have filled the place of what was lost. Two things are asked of the database each time, with the lock on the
+//! cursors. First, whether the run's last message is still what the log has at its place: a database that was restored, or
+//! that lost its last commits in a failover, gives the same seqs to other messages; and where a commit is still there, so
+//! is every one before it. Second, the seq of the head: past the run there may be messages of others.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use oncebox_core::LANES;
-use oncebox_core::store::{Arrival, LaneMessage, LaneRow, Packed, ReadLanes};
-
-use crate::lanes::gathering::Gathering;
+use crate::gathering::Gathering;
+use crate::message::LANES;
+use crate::store::{Arrival, LaneMessage, LaneRow, Packed, ReadLanes};
 
 /// The run of this process, no larger than `most` bytes.
 #[derive(Debug)]
-pub(crate) struct Recent {
+pub struct Recent {
     most: usize,
     run: Mutex<Option<Run>>,
     /// How many runs there have been.
     runs: AtomicU64,
 }
 
-/// One statement that appended to the log.
+/// What one statement, or one transaction, has appended to the log.
 #[derive(Debug)]
-pub(crate) struct Appended {
+pub struct Appended {
     /// The last seq before it.
-    pub(crate) after: i64,
+    pub after: i64,
     /// The last seq it took; not each one between them has a message.
-    pub(crate) upto: i64,
-    /// When, by the server.
-    pub(crate) received_at: i64,
+    pub upto: i64,
+    /// When, by the database's clock.
+    pub received_at: i64,
     /// Places in the list that was received, and their seqs, ascending.
-    pub(crate) new: Vec<(usize, i64)>,
-    /// The tail of the run as it was asked for, when the statement found it in the log.
-    pub(crate) follows: Option<Tail>,
+    pub new: Vec<(usize, i64)>,
+    /// The tail of the run as it was asked for, when it was found in the log meanwhile.
+    pub follows: Option<Tail>,
     /// The new messages, when they are to be remembered.
-    pub(crate) messages: Option<Arc<Packed>>,
+    pub messages: Option<Arc<Packed>>,
 }
 
-/// The last message of the run: what the server is asked for.
+/// The last message of the run: what the database is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Tail {
-    pub(crate) lane: u16,
-    pub(crate) seq: i64,
-    pub(crate) identity: [u8; 16],
-    pub(crate) received_at: i64,
+pub struct Tail {
+    /// Its lane.
+    pub lane: u16,
+    /// Its place in the lane.
+    pub seq: i64,
+    /// Its identity.
+    pub identity: [u8; 16],
+    /// When it was received, by the database's clock.
+    pub received_at: i64,
     /// The last seq of the run; there may be no message at it.
     upto: i64,
     /// Which run.
@@ -85,16 +88,17 @@ struct Slot {
 }
 
 impl Recent {
-    pub(crate) fn new(most: usize) -> Self {
+    /// Remembers messages of at most so many bytes; those of the last stretch always, and none larger than that.
+    pub fn new(most: usize) -> Self {
         Self { most, run: Mutex::default(), runs: AtomicU64::new(0) }
     }
 
     /// Messages to be remembered; none when they cannot be.
-    pub(crate) fn packed<'a>(
+    pub fn packed<'a>(
         &self,
         arrivals: impl ExactSizeIterator<Item = &'a Arrival> + Clone,
     ) -> Option<Arc<Packed>> {
-        // Whether such a message is due, the server decides.
+        // Whether such a message is due, the database decides.
         if arrivals.clone().any(|arrival| arrival.message().not_before.is_some()) {
             return None;
         }
@@ -102,7 +106,7 @@ impl Recent {
     }
 
     /// Adds what a statement has appended, after its commit.
-    pub(crate) fn remember(&self, arrivals: &[Arrival], appended: Appended) {
+    pub fn remember(&self, arrivals: &[Arrival], appended: Appended) {
         let of = |&(place, seq): &(usize, i64)| arrivals.get(place).map(|arrival| (arrival, seq));
         let Some((last, seq)) = appended.new.last().and_then(of) else { return };
         let places: Vec<(u16, i64)> =
@@ -136,24 +140,24 @@ impl Recent {
     }
 
     /// The last message of the run.
-    pub(crate) fn tail(&self) -> Option<Tail> {
+    pub fn tail(&self) -> Option<Tail> {
         self.lock().as_ref().map(|run| run.tail)
     }
 
     /// Forgets the run.
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         self.lock().take();
     }
 
     /// Forgets the run of this tail: it is not what the log has.
-    pub(crate) fn forget(&self, tail: &Tail) {
+    pub fn forget(&self, tail: &Tail) {
         self.lock().take_if(|run| run.tail.run == tail.run);
     }
 
     /// The next messages of lanes at these positions, as far as the run has them; none when it has to be looked for more.
     ///
-    /// The server has confirmed `tail`, and `head` as the last seq of the log, if it knows one.
-    pub(crate) fn read(
+    /// The database has confirmed `tail`, and `head` as the last seq of the log, if it knows one.
+    pub fn read(
         &self,
         tail: &Tail,
         head: Option<i64>,
@@ -191,7 +195,7 @@ impl Recent {
     }
 
     /// Whether lanes at these positions may be read from here, so that nobody need read ahead.
-    pub(crate) fn covers(&self, read: &ReadLanes<'_>, positions: &HashMap<u16, i64>) -> bool {
+    pub fn covers(&self, read: &ReadLanes<'_>, positions: &HashMap<u16, i64>) -> bool {
         self.lock().as_ref().is_some_and(|run| run.covers(read, positions))
     }
 
@@ -220,7 +224,7 @@ impl Run {
         self.bytes += bytes;
     }
 
-    /// Forgets the oldest stretch, but never the last: its last message is what the server is asked for.
+    /// Forgets the oldest stretch, but never the last: its last message is what the database is asked for.
     fn pop(&mut self) -> bool {
         if self.stretches.len() < 2 {
             return false;
@@ -240,7 +244,7 @@ impl Run {
     }
 
     fn covers(&self, read: &ReadLanes<'_>, positions: &HashMap<u16, i64>) -> bool {
-        // Whether a key is held, and what a stretch that is run again consists of, the server decides.
+        // Whether a key is held, and what a stretch that is run again consists of, the database decides.
         !read.ordered
             && read.lanes.iter().all(|bound| bound.upto.is_none())
             && positions.values().all(|position| *position >= self.after)
@@ -255,8 +259,8 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
-    use oncebox_core::store::{LaneBound, Token, TxLimits};
-    use oncebox_core::{Kinds, Message};
+    use crate::store::{LaneBound, Token, TxLimits};
+    use crate::{Kinds, Message};
 
     use super::*;
 
@@ -301,7 +305,7 @@ mod tests {
         let confirmed = recent.tail().unwrap();
         append(&recent, 2, &arrivals(2..4, "k"));
         assert_eq!(seqs(&recent, &confirmed, 2, 0), Some(vec![1, 2]));
-        // More may have come since the server looked, but then it was not there yet.
+        // More may have come since the database looked, but then it was not there yet.
         assert_eq!(seqs(&recent, &confirmed, 2, 2), Some(vec![]));
         let tail = recent.tail().unwrap();
         assert_eq!(seqs(&recent, &tail, 4, 1), Some(vec![2, 3, 4]));

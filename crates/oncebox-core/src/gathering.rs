@@ -2,28 +2,32 @@
 
 use std::collections::HashMap;
 
-use oncebox_core::LANES;
-use oncebox_core::store::{LaneBound, LaneRow, ReadLanes};
+use crate::message::LANES;
+use crate::store::{LaneBound, LaneRow, ReadLanes};
 
 /// A batch in the making: asks each lane for its part, then those that have more for the rest.
-pub(crate) struct Gathering<'a> {
+#[derive(Debug)]
+pub struct Gathering<'a> {
     read: &'a ReadLanes<'a>,
     /// Where to stop is open, so each lane gives its part. Else the first ones of the first lanes are asked for.
     shared: bool,
-    pub(crate) open: Vec<LaneBound>,
-    pub(crate) positions: HashMap<u16, i64>,
-    pub(crate) found: Vec<LaneRow>,
+    /// The lanes that may have more.
+    pub open: Vec<LaneBound>,
+    /// Up to where each lane was read.
+    pub positions: HashMap<u16, i64>,
+    /// What was read.
+    pub found: Vec<LaneRow>,
 }
 
 impl<'a> Gathering<'a> {
     /// `positions` is where the lanes stand.
-    pub(crate) fn new(read: &'a ReadLanes<'a>, positions: HashMap<u16, i64>) -> Self {
+    pub fn new(read: &'a ReadLanes<'a>, positions: HashMap<u16, i64>) -> Self {
         let shared = read.lanes.iter().any(|bound| bound.upto.is_none());
         Self { read, shared, open: read.lanes.to_vec(), positions, found: Vec::with_capacity(read.limit) }
     }
 
     /// How many to add of each open lane, after its position; `None` when there is no more to ask for.
-    pub(crate) fn quota(&self) -> Option<usize> {
+    pub fn quota(&self) -> Option<usize> {
         let left = self.read.limit.saturating_sub(self.found.len());
         match (left, self.open.len()) {
             (0, _) | (_, 0) => None,
@@ -32,7 +36,7 @@ impl<'a> Gathering<'a> {
     }
 
     /// Notes that rows were added from this place on; lanes that gave less than `quota` have no more.
-    pub(crate) fn added(&mut self, from: usize, quota: usize) {
+    pub fn added(&mut self, from: usize, quota: usize) {
         let mut counts: HashMap<u16, usize> = HashMap::new();
         // They mostly come lane by lane.
         for rows in self.found[from..].chunk_by(|one, next| one.lane == next.lane) {
@@ -46,7 +50,7 @@ impl<'a> Gathering<'a> {
     }
 
     /// The batch: lanes in the order they were asked for, each by seq.
-    pub(crate) fn finish(mut self) -> Vec<LaneRow> {
+    pub fn finish(mut self) -> Vec<LaneRow> {
         let mut order = [usize::MAX; LANES as usize];
         for (number, bound) in self.read.lanes.iter().enumerate() {
             if let Some(place) = order.get_mut(usize::from(bound.lane)) {

@@ -2,6 +2,8 @@
 //!
 //! It may be killed at any instant; whoever feeds it then delivers what it has not acknowledged to another one.
 
+use std::time::Duration;
+
 use clap::Args;
 use oncebox::{Error, ErrorKind, Failure, Inbox, Incoming, Message, Settle, Source, Store, Tx, handler, run};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -38,8 +40,10 @@ async fn work_on<T: Target>(place: Place) -> Result<(), String> {
             Ok::<(), Failure>(())
         }
     };
-    // Small transactions, so that a kill finds one under way as often as not.
-    let inbox = Inbox::new(target.store()).on("order.placed", handler("record", record).batch(50));
+    // Small transactions, so that a kill finds one under way as often as not. The server ends those of a frozen process
+    // while it is frozen, so that it wakes up to find its lanes with others.
+    let record = handler("record", record).batch(50).timeout(Duration::from_secs(3));
+    let inbox = Inbox::new(target.store()).on("order.placed", record);
     let (ended, stdin_ended) = oneshot::channel();
     run(inbox)
         .consume(PipeSource::start(ended))

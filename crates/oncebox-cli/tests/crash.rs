@@ -13,7 +13,7 @@ fn oncebox(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_oncebox")).args(arguments).output().expect("the binary runs")
 }
 
-/// Fifty kills and some freezes, each message delivered 1 to 20 times.
+/// Fifty kills and some freezes; half of the messages are delivered 1 to 20 times, the others once.
 fn storm(store: Option<&str>, seed: &str) {
     let mut arguments = vec![
         "demo",

@@ -62,10 +62,13 @@ impl Standing {
 
 impl Feeder {
     /// Messages 1 to `messages` are to be delivered 1 to `most_copies` times each, copies near and far from each other.
+    ///
+    /// Half of them come once only: of the others, another copy would make up for one that was lost.
     pub(crate) fn new(messages: Number, most_copies: u64, seed: &Seed) -> Arc<Self> {
         let mut deliveries: Vec<(u64, Number)> = Vec::new();
         for number in 1..=messages {
-            for copy in 0..=(seed.next() % most_copies.max(1)) {
+            let most = if seed.next().is_multiple_of(2) { 1 } else { most_copies.max(1) };
+            for copy in 0..=(seed.next() % most) {
                 // Half of the copies come right behind the message, in the same batch; the others much later.
                 let is_near = copy == 0 || seed.next().is_multiple_of(2);
                 let distance = if is_near { 20 } else { u64::from(messages) * 5 };

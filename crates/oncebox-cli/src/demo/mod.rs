@@ -38,7 +38,7 @@ pub(crate) struct Options {
     /// How often a process is frozen (SIGSTOP) for up to 6.5 seconds and goes on when others have its work.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=100_000))]
     pauses: u64,
-    /// Each message is delivered 1 to this many times.
+    /// Half of the messages are delivered 1 to this many times, the others once.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     copies: u64,
     /// How many processes receive and handle.

@@ -11,6 +11,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::target::{MariaTarget, PgTarget, Place, SqliteTarget, Target};
 
+/// How often the store is tried.
+const TRIES: u32 = 5;
+
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[arg(long)]
@@ -32,7 +35,7 @@ pub(crate) async fn work(options: Options) -> Result<(), String> {
 }
 
 async fn work_on<T: Target>(place: Place) -> Result<(), String> {
-    let target = T::open(&place, 6).await?;
+    let target = open::<T>(&place).await?;
     let record = move |mut tx: Tx<<T::Store as Store>::Connection>, message: Message| {
         let place = place.clone();
         async move {
@@ -53,6 +56,16 @@ async fn work_on<T: Target>(place: Place) -> Result<(), String> {
         })
         .await
         .map_err(|error| error.to_string())
+}
+
+/// Tries again when the server does not answer in time: others have opened the store, so it is there, but busy.
+async fn open<T: Target>(place: &Place) -> Result<T, String> {
+    for _ in 1..TRIES {
+        if let Ok(target) = T::open(place, 6).await {
+            return Ok(target);
+        }
+    }
+    T::open(place, 6).await
 }
 
 /// Reads `RECEIPT ID` lines and writes `ack RECEIPT…` or `return RECEIPT…` lines.

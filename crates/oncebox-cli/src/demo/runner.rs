@@ -20,21 +20,25 @@ pub(crate) struct Options {
     store: String,
     #[arg(long, default_value = "oncebox")]
     schema: String,
+    /// The handler's, after which the server ends a silent transaction.
+    #[arg(long, default_value_t = 30)]
+    timeout: u64,
 }
 
 /// Works until stdin ends, then finishes what it has begun.
 pub(crate) async fn work(options: Options) -> Result<(), String> {
+    let timeout = Duration::from_secs(options.timeout);
     let place = Place { url: options.store, schema: options.schema };
     if place.is_postgres() {
-        work_on::<PgTarget>(place).await
+        work_on::<PgTarget>(place, timeout).await
     } else if place.is_mariadb() {
-        work_on::<MariaTarget>(place).await
+        work_on::<MariaTarget>(place, timeout).await
     } else {
-        work_on::<SqliteTarget>(place).await
+        work_on::<SqliteTarget>(place, timeout).await
     }
 }
 
-async fn work_on<T: Target>(place: Place) -> Result<(), String> {
+async fn work_on<T: Target>(place: Place, timeout: Duration) -> Result<(), String> {
     let target = open::<T>(&place).await?;
     let record = move |mut tx: Tx<<T::Store as Store>::Connection>, message: Message| {
         let place = place.clone();
@@ -43,9 +47,8 @@ async fn work_on<T: Target>(place: Place) -> Result<(), String> {
             Ok::<(), Failure>(())
         }
     };
-    // Small transactions, so that a kill finds one under way as often as not. The server ends those of a frozen process
-    // while it is frozen, so that it wakes up to find its lanes with others.
-    let record = handler("record", record).batch(50).timeout(Duration::from_secs(3));
+    // Small transactions, so that a kill finds one under way as often as not.
+    let record = handler("record", record).batch(50).timeout(timeout);
     let inbox = Inbox::new(target.store()).on("order.placed", record);
     let (ended, stdin_ended) = oneshot::channel();
     run(inbox)

@@ -9,20 +9,21 @@ use crate::error::Error;
 
 /// Where the picture stands.
 const PICTURE: &str = "guides/demo.svg";
-/// What is run, and shown above its output.
-const DEMO: [&str; 7] = ["demo", "--messages", "20000", "--crashes", "25", "--seed", "2026"];
+/// What is run, and shown above its output: the command of the README, with the numbers it has by itself.
+const DEMO: [&str; 4] = ["run", "--release", "--", "demo"];
 
 /// Runs the demo and draws what it prints; answers the picture's path.
 pub fn draw(root: &Path) -> Result<&'static str, Error> {
     let mut command = cargo::command(root);
-    command.args(["run", "--release", "--quiet", "--"]).args(DEMO);
-    let output =
-        command.output().map_err(|error| Error::Environment(format!("cargo cannot be run: {error}")))?;
+    let output = command
+        .args(DEMO)
+        .output()
+        .map_err(|error| Error::Environment(format!("cargo cannot be run: {error}")))?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         return Err(Error::Environment(format!("the demo failed, so it is not drawn: {text}")));
     }
-    let svg = svg(&format!("$ oncebox {}", DEMO.join(" ")), &String::from_utf8_lossy(&output.stdout));
+    let svg = svg(&format!("cargo {}", DEMO.join(" ")), &String::from_utf8_lossy(&output.stdout));
     let place = root.join(PICTURE);
     fs::write(&place, svg).map_err(|error| Error::Environment(format!("{}: {error}", place.display())))?;
     Ok(PICTURE)
@@ -31,28 +32,43 @@ pub fn draw(root: &Path) -> Result<&'static str, Error> {
 /// Terminal text as a picture, verdict lines in colour.
 fn svg(call: &str, text: &str) -> String {
     const LINE: usize = 20;
-    let lines: Vec<&str> = std::iter::once(call).chain(text.trim_end().lines()).collect();
+    const WIDTH: usize = 820;
+    let prompt = format!("$ {call}");
+    let lines: Vec<&str> = std::iter::once(prompt.as_str()).chain(text.trim_end().lines()).collect();
     let height = lines.len() * LINE + 36;
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"760\" height=\"{height}\" role=\"img\" \
-         aria-label=\"output of oncebox demo\">\n<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#1b1f24\"/>\n\
-         <g font-family=\"ui-monospace, Menlo, Consolas, monospace\" font-size=\"14\" xml:space=\"preserve\">\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">\n\
+         <rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#1b1f24\"/>\n\
+         <g font-family=\"ui-monospace, Menlo, Consolas, monospace\" font-size=\"14\" xml:space=\"preserve\">\n",
+        escaped(&spoken(call, text))
     );
     for (number, line) in lines.iter().enumerate() {
         let good = line.contains("exactly once")
             || line.trim_start().starts_with("lost")
-            || line.contains("doubled");
+            || line.trim_start().starts_with("doubled");
         let colour = match number {
             0 => "#8b949e",
             _ if good => "#7ee787",
             _ => "#e6edf3",
         };
         let y = 30 + number * LINE;
-        let escaped = line.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+        let escaped = escaped(line);
         let _ = writeln!(svg, "<text x=\"20\" y=\"{y}\" fill=\"{colour}\">{escaped}</text>");
     }
     svg.push_str("</g>\n</svg>\n");
     svg
+}
+
+/// All of it in one sentence, for those who hear it instead.
+fn spoken(call: &str, text: &str) -> String {
+    let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    let lines: Vec<String> = lines.filter(|line| !line.is_empty()).collect();
+    format!("A terminal runs {call} and shows: {}", lines.join("; "))
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]
@@ -61,7 +77,17 @@ mod tests {
 
     #[test]
     fn what_the_terminal_shows_is_escaped() {
-        let drawn = svg("$ x", "a <b> & c\n  lost   0");
-        assert!(drawn.contains("a &lt;b&gt; &amp; c") && drawn.contains("#7ee787"), "{drawn}");
+        let drawn = svg("x", "a <b> & \"c\"\n  lost   0");
+        assert!(drawn.contains("a &lt;b&gt; &amp; &quot;c&quot;") && drawn.contains("#7ee787"), "{drawn}");
+    }
+
+    #[test]
+    fn the_picture_scales_and_can_be_heard() {
+        let drawn = svg("x y", "\n  messages      10\n\n  lost           0\n");
+        assert!(drawn.contains("viewBox=\"0 0 820 "), "{drawn}");
+        assert!(
+            drawn.contains("aria-label=\"A terminal runs x y and shows: messages 10; lost 0\""),
+            "{drawn}"
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! The `oncebox` command.
 //!
-//! Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 a check failed, 2 an error.
+//! Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 a check failed, 2 an error, 128 and the number
+//! of a signal that ended it.
 
 // This is the one crate that talks to a person.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -16,6 +17,7 @@ mod operate;
 #[cfg(feature = "serve")]
 mod serve;
 mod shell;
+mod stop;
 mod target;
 
 use std::process::ExitCode;

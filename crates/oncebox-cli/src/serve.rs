@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use oncebox_server::config::{LogFormat, ReadError, SourceType};
 use oncebox_server::{Config, Ended, Started};
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::log;
+use crate::stop::Stop;
 
 /// The configuration that is used when it is there.
 pub(crate) const USUAL: &str = "oncebox.toml";
@@ -51,7 +51,10 @@ pub(crate) async fn serve(options: Options) -> Result<bool, String> {
     #[cfg(not(feature = "otlp"))]
     let own = None;
     log::start_service(config.log.level, json, own);
-    let stop = stop_signal()?;
+    let mut told = Stop::listen()?;
+    let stop = async move {
+        told.told().await;
+    };
     let summary = Summary::of(&config, origin);
     let started = move |started: &Started| {
         tracing::info!(address = %started.address, "listening");
@@ -68,29 +71,6 @@ pub(crate) async fn serve(options: Options) -> Result<bool, String> {
         Ok(Ended::Drained | Ended::Cut) => Ok(true),
         Err(error) => Err(error.to_string()),
     }
-}
-
-/// Ready at the first SIGTERM or Ctrl-C. The second one ends the process at once.
-fn stop_signal() -> Result<impl Future<Output = ()> + Send + 'static, String> {
-    let told = |error: std::io::Error| format!("signals cannot be waited for: {error}");
-    let mut terminate = signal(SignalKind::terminate()).map_err(told)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(told)?;
-    let (stop, stopped) = tokio::sync::oneshot::channel();
-    tokio::spawn(async move {
-        let mut next = async || {
-            tokio::select! {
-                _ = terminate.recv() => 15,
-                _ = interrupt.recv() => 2,
-            }
-        };
-        next().await;
-        let _ = stop.send(());
-        let number = next().await;
-        std::process::exit(128 + number);
-    });
-    Ok(async move {
-        let _ = stopped.await;
-    })
 }
 
 /// What is said at the start.

@@ -55,7 +55,8 @@ fn public(command: &clap::Command) -> clap::Command {
     clap::Command::new("oncebox").version(env!("CARGO_PKG_VERSION")).about(about).subcommands(commands)
 }
 
-fn print(bytes: &[u8]) -> Result<bool, String> {
+/// Writes to stdout; not an error when nobody reads it.
+pub(crate) fn print(bytes: &[u8]) -> Result<bool, String> {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),

@@ -5,7 +5,9 @@ pub(crate) mod reach;
 
 use std::future::Future;
 use std::path::Path;
+use std::pin::pin;
 
+use futures_util::{Stream, TryStreamExt};
 use oncebox::{PgStore, SqliteStore, Store};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, SqliteConnection, SqlitePool};
 
@@ -42,8 +44,11 @@ pub(crate) trait Target: Clone + Send + Sync + 'static {
     /// How many effects are committed.
     fn effects(&self) -> impl Future<Output = Result<u64, String>> + Send;
 
-    /// Every id in the ledger with its number of effects.
-    fn effects_by_id(&self) -> impl Future<Output = Result<Vec<(String, i64)>, String>> + Send;
+    /// Calls `each` with every id in the ledger and its number of effects.
+    fn count_effects(
+        &self,
+        each: impl FnMut(&str, i64) + Send,
+    ) -> impl Future<Output = Result<(), String>> + Send;
 }
 
 /// Which database, and where in it.
@@ -85,9 +90,45 @@ impl Place {
         Err(format!("store URL {begins}; use `sqlite:FILE`, `postgres://…` or `mysql://…` (MariaDB)"))
     }
 
+    /// Refuses what no store can open, and a SQLite file that is there already: it would be removed at the end.
+    pub(crate) fn check_new(&self) -> Result<(), String> {
+        self.check()?;
+        let file = reach::sqlite_file(&self.url);
+        let is_there = |file: &String| self.url.starts_with("sqlite:") && is_there(Path::new(file));
+        match sqlite_files(file).into_iter().find(is_there) {
+            Some(file) => Err(format!(
+                "`{file}` is there already, and this would remove it at the end; name a file that is not there, \
+                 as in `--store sqlite:new.db`"
+            )),
+            None => Ok(()),
+        }
+    }
+
     fn ledger(&self) -> String {
         format!("\"{}\".ledger", self.schema)
     }
+}
+
+/// The file of a database, and those that SQLite makes beside it.
+fn sqlite_files(file: &str) -> [String; 4] {
+    ["", "-wal", "-shm", "-journal"].map(|suffix| format!("{file}{suffix}"))
+}
+
+/// A link that leads nowhere counts.
+fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+/// Hands over every row of a query, one by one: there may be many.
+async fn for_each_row(
+    rows: impl Stream<Item = Result<(String, i64), sqlx::Error>> + Send,
+    mut each: impl FnMut(&str, i64) + Send,
+) -> Result<(), String> {
+    let mut rows = pin!(rows);
+    while let Some((id, count)) = rows.try_next().await.map_err(|error| error.to_string())? {
+        each(&id, count);
+    }
+    Ok(())
 }
 
 #[derive(Clone)]
@@ -114,17 +155,17 @@ impl Target for SqliteTarget {
 
     async fn create(&self) -> Result<(), String> {
         self.store.migrate().await.map_err(|error| error.to_string())?;
-        let sql =
-            "create table if not exists ledger (number integer primary key autoincrement, id text not null)";
-        sqlx::query(sql).execute(&self.pool).await.map_err(|error| error.to_string())?;
+        sqlx::query("create table if not exists ledger (id text not null)")
+            .execute(&self.pool)
+            .await
+            .map_err(|error| error.to_string())?;
         Ok(())
     }
 
     async fn remove(&self) -> Result<(), String> {
         self.pool.close().await;
-        for suffix in ["", "-wal", "-shm"] {
-            let file = format!("{}{suffix}", self.file);
-            if Path::new(&file).exists() {
+        for file in sqlite_files(&self.file) {
+            if is_there(Path::new(&file)) {
                 std::fs::remove_file(&file).map_err(|error| format!("{file}: {error}"))?;
             }
         }
@@ -157,11 +198,9 @@ impl Target for SqliteTarget {
         Ok(count.unsigned_abs())
     }
 
-    async fn effects_by_id(&self) -> Result<Vec<(String, i64)>, String> {
-        sqlx::query_as("select id, count(*) from ledger group by id")
-            .fetch_all(&self.pool)
-            .await
-            .map_err(|error| error.to_string())
+    async fn count_effects(&self, each: impl FnMut(&str, i64) + Send) -> Result<(), String> {
+        let sql = "select id, count(*) from ledger group by id";
+        for_each_row(sqlx::query_as(sql).fetch(&self.pool), each).await
     }
 }
 
@@ -189,7 +228,7 @@ impl Target for PgTarget {
 
     async fn create(&self) -> Result<(), String> {
         self.store.migrate().await.map_err(|error| error.to_string())?;
-        let sql = format!("create table {} (number bigserial, id text not null)", self.place.ledger());
+        let sql = format!("create table {} (id text not null)", self.place.ledger());
         sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await.map_err(|error| error.to_string())?;
         Ok(())
     }
@@ -227,8 +266,8 @@ impl Target for PgTarget {
         Ok(count.unsigned_abs())
     }
 
-    async fn effects_by_id(&self) -> Result<Vec<(String, i64)>, String> {
+    async fn count_effects(&self, each: impl FnMut(&str, i64) + Send) -> Result<(), String> {
         let sql = format!("select id, count(*) from {} group by id", self.place.ledger());
-        sqlx::query_as(AssertSqlSafe(sql)).fetch_all(&self.pool).await.map_err(|error| error.to_string())
+        for_each_row(sqlx::query_as(AssertSqlSafe(sql)).fetch(&self.pool), each).await
     }
 }

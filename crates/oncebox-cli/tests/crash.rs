@@ -1,6 +1,6 @@
 //! The crash test: processes killed with SIGKILL and frozen with SIGSTOP in a storm of duplicates, then every
 //! effect counted in a table without a unique key. It is the `demo` command with more of everything; for a long run
-//! give that command a larger `--crashes`, `--messages` and a `--seed` of your own.
+//! see guides/crash-safety.md.
 
 #![allow(clippy::print_stderr)]
 
@@ -13,8 +13,9 @@ fn oncebox(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_oncebox")).args(arguments).output().expect("the binary runs")
 }
 
-/// Fifty kills and some freezes, each message delivered 1 to 20 times.
-fn storm(store: Option<&str>, seed: &str) {
+/// Many kills and some freezes; half of the messages are delivered 1 to 20 times, the others once.
+fn storm(store: Option<&str>, seed: &str, crashes: u64, pauses: u64) {
+    let (kills, freezes) = (crashes.to_string(), pauses.to_string());
     let mut arguments = vec![
         "demo",
         "--json",
@@ -23,9 +24,9 @@ fn storm(store: Option<&str>, seed: &str) {
         "--copies",
         "20",
         "--crashes",
-        "50",
+        &kills,
         "--pauses",
-        "4",
+        &freezes,
         "--processes",
         "3",
         "--seed",
@@ -42,29 +43,38 @@ fn storm(store: Option<&str>, seed: &str) {
     let figure = |name: &str| report[name].as_u64().unwrap_or_else(|| panic!("`{name}` in {}", shown()));
     assert_eq!(figure("lost"), 0);
     assert_eq!(figure("doubled"), 0);
-    assert_eq!(figure("crashes"), 50);
+    assert_eq!((figure("crashes"), figure("pauses")), (crashes, pauses));
     assert_eq!((figure("messages"), figure("effects")), (3000, 3000));
-    assert!(figure("deliveries") > 20_000 && figure("duplicates") == figure("deliveries") - 3000);
+    // Those who were killed had work in their hands, most of them a lot: a kill of an idle process proves nothing.
+    assert!(figure("redelivered") > 500, "kills and freezes hit no work under way: {}", shown());
+    // What they had was made again, beside what was planned: at least each message once.
+    assert!(figure("deliveries") >= 3000 + figure("redelivered"), "{}", shown());
 }
 
 #[test]
 fn fifty_kills_on_sqlite_lose_nothing_and_double_nothing() {
-    storm(None, "7");
+    storm(None, "7", 50, 4);
 }
 
 #[test]
 fn fifty_kills_on_postgres_lose_nothing_and_double_nothing() {
-    storm_on_server("Postgres", "ONCEBOX_TEST_POSTGRES", "8");
+    storm_on_server("Postgres", "ONCEBOX_TEST_POSTGRES", "8", 50, 4);
 }
 
 #[test]
 fn fifty_kills_on_mariadb_lose_nothing_and_double_nothing() {
-    storm_on_server("MariaDB", "ONCEBOX_TEST_MARIADB", "9");
+    storm_on_server("MariaDB", "ONCEBOX_TEST_MARIADB", "9", 50, 4);
 }
 
-fn storm_on_server(name: &str, variable: &str, seed: &str) {
+/// Frozen processes hold their transactions and wake up in the midst of the traffic of others.
+#[test]
+fn eight_freezes_on_postgres_lose_nothing_and_double_nothing() {
+    storm_on_server("Postgres", "ONCEBOX_TEST_POSTGRES", "21", 4, 8);
+}
+
+fn storm_on_server(name: &str, variable: &str, seed: &str, crashes: u64, pauses: u64) {
     match std::env::var(variable) {
-        Ok(url) => storm(Some(&url), seed),
+        Ok(url) => storm(Some(&url), seed, crashes, pauses),
         Err(_) => {
             // Not through `eprintln!`, which the test harness would swallow.
             let _ = writeln!(
@@ -72,22 +82,5 @@ fn storm_on_server(name: &str, variable: &str, seed: &str) {
                 "not run: the crash test on {name}; `cargo xtask test` starts a server for it"
             );
         }
-    }
-}
-
-#[test]
-fn wrong_arguments_name_the_thing_and_the_remedy() {
-    for (arguments, expected) in [
-        (&["demo", "--store", "oracle:x"][..], "use `sqlite:FILE`, `postgres://"),
-        (&["demo", "--messages", "0"][..], "--messages"),
-        (&["bench", "--store", "mongodb://user:secret@host/db"][..], "use `sqlite:FILE`"),
-        (&["demo", "--store", "postgres://user:secret@127.0.0.1:1/db"][..], "cannot be reached"),
-        (&["demo", "--store", "mysql://user:secret@127.0.0.1:1/db"][..], "cannot be reached"),
-    ] {
-        let output = oncebox(arguments);
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
-        assert!(text.contains(expected), "{arguments:?}: {text}");
-        assert!(!text.contains("secret"), "a password is never shown: {text}");
     }
 }

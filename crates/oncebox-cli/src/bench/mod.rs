@@ -64,7 +64,7 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
         None => format!("sqlite:{}", folder.path().join("bench.db").display()),
     };
     let place = Place { url, schema: format!("oncebox_bench_{:x}", Seed::from_system().next() >> 20) };
-    place.check()?;
+    place.check_new()?;
     let messages = usize::try_from(options.messages).map_err(|error| error.to_string())?;
     let plan = measure::Plan { messages, rounds: options.rounds, quiet: options.json };
     #[cfg(feature = "serve")]

@@ -1,254 +1,338 @@
-//! The at-least-once source of the demo: it hands messages to runners over pipes, and hands them over again
-//! when a runner dies without having acknowledged them.
+//! The at-least-once source of the demo: what is to be delivered, and what each runner has not acknowledged yet.
 
-use std::collections::{HashMap, VecDeque};
-use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use oncebox::clock::Seed;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
-
-use crate::target::Place;
 
 /// How many messages a runner may have unacknowledged.
 const WINDOW: usize = 400;
 
-/// Deliveries still to be made, and those a runner has not acknowledged.
+/// The most deliveries in one go.
+const LOT: usize = 100;
+
+/// A message as the feeder knows it: there may be millions of them.
+pub(crate) type Number = u32;
+
+/// The id under which a message is delivered.
+pub(crate) fn id_of(number: Number) -> String {
+    format!("order-{number}")
+}
+
+/// The message that has this id.
+pub(crate) fn number_of(id: &str) -> Option<Number> {
+    id.strip_prefix("order-")?.parse().ok()
+}
+
+/// Deliveries still to be made, and those that runners have not acknowledged.
 pub(crate) struct Feeder {
     state: Mutex<State>,
     changed: Notify,
+    planned: u64,
 }
 
 struct State {
-    queue: VecDeque<String>,
-    unacknowledged: HashMap<u64, (usize, String)>,
+    queue: VecDeque<Number>,
+    unacknowledged: HashMap<u64, (usize, Number)>,
+    /// By the number of the runner, so that a seed chooses the same ones again.
+    runners: BTreeMap<usize, Standing>,
     next_receipt: u64,
-    /// Nothing is handed over beyond this many deliveries: whoever kills runners raises it.
+    /// Nothing is handed over beyond this many deliveries: whoever strikes runners raises it.
     allowed: u64,
     deliveries: u64,
+    redelivered: u64,
+    acknowledged: u64,
+}
+
+/// How a runner stands.
+#[derive(Default)]
+struct Standing {
+    holds: usize,
+    acknowledged: u64,
+    frozen: bool,
+}
+
+impl Standing {
+    /// It has been through the store, and has more before it.
+    fn is_at_work(&self) -> bool {
+        self.acknowledged > 0 && self.holds > 0 && !self.frozen
+    }
 }
 
 impl Feeder {
-    /// Each message is to be delivered 1 to `most_copies` times, copies near and far from each other.
-    pub(crate) fn new(ids: &[String], most_copies: u64, seed: &Seed) -> Arc<Self> {
-        let mut deliveries: Vec<(u64, &String)> = Vec::new();
-        for (place, id) in ids.iter().enumerate() {
-            let place = place as u64 * 10;
-            for copy in 0..=(seed.next() % most_copies.max(1)) {
+    /// Messages 1 to `messages` are to be delivered 1 to `most_copies` times each, copies near and far from each other.
+    ///
+    /// Half of them come once only: of the others, another copy would make up for one that was lost.
+    pub(crate) fn new(messages: Number, most_copies: u64, seed: &Seed) -> Arc<Self> {
+        let mut deliveries: Vec<(u64, Number)> = Vec::new();
+        for number in 1..=messages {
+            let most = if seed.next().is_multiple_of(2) { 1 } else { most_copies.max(1) };
+            for copy in 0..=(seed.next() % most) {
                 // Half of the copies come right behind the message, in the same batch; the others much later.
-                let distance =
-                    if copy == 0 || seed.next().is_multiple_of(2) { 20 } else { ids.len() as u64 * 5 };
-                deliveries.push((place + seed.next() % distance.max(1), id));
+                let is_near = copy == 0 || seed.next().is_multiple_of(2);
+                let distance = if is_near { 20 } else { u64::from(messages) * 5 };
+                deliveries.push((u64::from(number) * 10 + seed.next() % distance.max(1), number));
             }
         }
-        deliveries.sort();
-        let queue = deliveries.into_iter().map(|(_, id)| id.clone()).collect();
-        Arc::new(Self {
-            state: Mutex::new(State {
-                queue,
-                unacknowledged: HashMap::new(),
-                next_receipt: 0,
-                allowed: 0,
-                deliveries: 0,
-            }),
-            changed: Notify::new(),
-        })
+        deliveries.sort_unstable();
+        let queue: VecDeque<Number> = deliveries.into_iter().map(|(_, number)| number).collect();
+        let planned = queue.len() as u64;
+        let state = State {
+            queue,
+            unacknowledged: HashMap::new(),
+            runners: BTreeMap::new(),
+            next_receipt: 0,
+            allowed: 0,
+            deliveries: 0,
+            redelivered: 0,
+            acknowledged: 0,
+        };
+        Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), planned })
     }
 
+    /// How many deliveries there are without those that become necessary again.
     pub(crate) fn planned(&self) -> u64 {
-        self.lock().queue.len() as u64
+        self.planned
     }
 
     pub(crate) fn deliveries(&self) -> u64 {
         self.lock().deliveries
     }
 
-    pub(crate) fn is_finished(&self) -> bool {
-        let state = self.lock();
-        state.queue.is_empty() && state.unacknowledged.is_empty()
+    /// How many deliveries were taken from a runner that was killed or frozen, to be made again.
+    pub(crate) fn redelivered(&self) -> u64 {
+        self.lock().redelivered
     }
 
-    /// Lets deliveries go on up to this many.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.lock().acknowledged
+    }
+
+    pub(crate) fn is_finished(&self) -> bool {
+        self.lock().is_finished()
+    }
+
+    /// Lets deliveries go on up to this many, or as far as they were let go before.
     pub(crate) fn allow(&self, deliveries: u64) {
-        self.lock().allowed = deliveries;
+        let mut state = self.lock();
+        state.allowed = state.allowed.max(deliveries);
+        drop(state);
         self.changed.notify_waiters();
     }
 
     /// Returns when so many deliveries have been made, or none are left.
     pub(crate) async fn reached(&self, deliveries: u64) {
-        self.wait_until(|state| state.deliveries >= deliveries || state.queue.is_empty()).await;
+        self.wait_for(|state| (state.deliveries >= deliveries || state.queue.is_empty()).then_some(())).await;
     }
 
     /// Returns when everything is acknowledged.
     pub(crate) async fn finished(&self) {
-        self.wait_until(|state| state.queue.is_empty() && state.unacknowledged.is_empty()).await;
+        self.wait_for(|state| state.is_finished().then_some(())).await;
     }
 
-    async fn wait_until(&self, is_true: impl Fn(&State) -> bool) {
-        loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            if is_true(&self.lock()) {
-                return;
-            }
-            changed.await;
+    /// Waits for runners that have acknowledged something since their start and hold more; answers their numbers.
+    ///
+    /// There are none when nothing is left to be delivered.
+    pub(crate) async fn at_work(&self) -> Vec<usize> {
+        self.wait_for(|state| {
+            let at_work: Vec<usize> =
+                state.runners.iter().filter(|(_, one)| one.is_at_work()).map(|(number, _)| *number).collect();
+            (!at_work.is_empty() || state.queue.is_empty()).then_some(at_work)
+        })
+        .await
+    }
+
+    pub(crate) fn is_at_work(&self, runner: usize) -> bool {
+        self.lock().runners.get(&runner).is_some_and(Standing::is_at_work)
+    }
+
+    /// Lets a little more be delivered when nothing may be any more: otherwise nobody would be at work.
+    pub(crate) fn keep_flowing(&self) {
+        let mut state = self.lock();
+        let is_dry = state.deliveries >= state.allowed;
+        if is_dry {
+            state.allowed = state.deliveries + LOT as u64;
+        }
+        drop(state);
+        if is_dry {
+            self.changed.notify_waiters();
         }
     }
 
     /// The next deliveries for a runner; waits until there are some.
-    async fn next_for(&self, runner: usize) -> Vec<(u64, String)> {
-        loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            let taken = self.take(runner);
-            if !taken.is_empty() {
-                self.changed.notify_waiters();
-                return taken;
-            }
-            changed.await;
-        }
-    }
-
-    fn take(&self, runner: usize) -> Vec<(u64, String)> {
-        let mut state = self.lock();
-        let own = state.unacknowledged.values().filter(|(owner, _)| *owner == runner).count();
-        let allowed = usize::try_from(state.allowed.saturating_sub(state.deliveries)).unwrap_or(usize::MAX);
-        let count = WINDOW.saturating_sub(own).min(allowed).min(state.queue.len()).min(100);
-        let ids: Vec<String> = state.queue.drain(..count).collect();
-        let mut taken = Vec::with_capacity(count);
-        for id in ids {
-            let receipt = state.next_receipt;
-            state.next_receipt += 1;
-            state.deliveries += 1;
-            state.unacknowledged.insert(receipt, (runner, id.clone()));
-            taken.push((receipt, id));
-        }
+    pub(crate) async fn next_for(&self, runner: usize) -> Vec<(u64, Number)> {
+        let taken = self
+            .wait_for(|state| {
+                let taken = state.take(runner);
+                (!taken.is_empty()).then_some(taken)
+            })
+            .await;
+        self.changed.notify_waiters();
         taken
     }
 
-    fn settle(&self, line: &str) {
+    /// Takes a line of a runner: `ack RECEIPT` or `return RECEIPT`.
+    ///
+    /// A receipt that was taken from the runner says nothing any more.
+    pub(crate) fn settle(&self, line: &str) {
         let mut words = line.split(' ');
         let (Some(word), Some(Ok(receipt))) = (words.next(), words.next().map(str::parse::<u64>)) else {
             return;
         };
         let mut state = self.lock();
-        let settled = state.unacknowledged.remove(&receipt);
-        if let (Some((_, id)), "return") = (settled, word) {
-            state.queue.push_back(id);
+        let Some((runner, number)) = state.unacknowledged.remove(&receipt) else { return };
+        let returned = word == "return";
+        if returned {
+            state.queue.push_back(number);
+        } else {
+            state.acknowledged += 1;
         }
+        let standing = state.runners.entry(runner).or_default();
+        standing.holds = standing.holds.saturating_sub(1);
+        standing.acknowledged += u64::from(!returned);
         drop(state);
         self.changed.notify_waiters();
     }
 
     /// What a dead runner has not acknowledged is delivered again.
-    fn lost_runner(&self, runner: usize) {
+    pub(crate) fn lost(&self, runner: usize) {
         let mut state = self.lock();
-        let receipts: Vec<u64> = state
-            .unacknowledged
-            .iter()
-            .filter(|(_, (owner, _))| *owner == runner)
-            .map(|(receipt, _)| *receipt)
-            .collect();
-        for receipt in receipts {
-            if let Some((_, id)) = state.unacknowledged.remove(&receipt) {
-                state.queue.push_front(id);
-            }
-        }
+        state.take_back(runner);
+        state.runners.remove(&runner);
         drop(state);
         self.changed.notify_waiters();
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    /// What a frozen runner has not acknowledged is delivered again, to others, and it gets nothing until it is awake.
+    ///
+    /// So does a broker whose client has been silent for too long.
+    pub(crate) fn frozen(&self, runner: usize) {
+        let mut state = self.lock();
+        state.take_back(runner);
+        state.runners.entry(runner).or_default().frozen = true;
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    pub(crate) fn awake(&self, runner: usize) {
+        self.lock().runners.entry(runner).or_default().frozen = false;
+        self.changed.notify_waiters();
+    }
+
+    async fn wait_for<T>(&self, mut ask: impl FnMut(&mut State) -> Option<T>) -> T {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let answer = ask(&mut self.lock());
+            if let Some(answer) = answer {
+                return answer;
+            }
+            changed.await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A running process of the demo.
-pub(crate) struct Runner {
-    child: Child,
-    writer: JoinHandle<Option<ChildStdin>>,
-    reader: JoinHandle<()>,
-    feeder: Arc<Feeder>,
-    number: usize,
-}
-
-impl Runner {
-    /// Starts this program again as a runner. `number` is never used twice.
-    pub(crate) fn start(feeder: &Arc<Feeder>, place: &Place, number: usize) -> Result<Self, String> {
-        let program =
-            std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
-        let mut child = Command::new(program)
-            .args(["demo-runner", "--store", &place.url, "--schema", &place.schema])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| format!("a runner could not be started: {error}"))?;
-        let stdin = child.stdin.take().ok_or("a runner has no stdin")?;
-        let stdout = child.stdout.take().ok_or("a runner has no stdout")?;
-        let source = feeder.clone();
-        let writer = tokio::spawn(write_deliveries(source, stdin, number));
-        let source = feeder.clone();
-        let reader = tokio::spawn(async move {
-            let mut lines = BufReader::new(stdout).lines();
-            while let Ok(Some(line)) = lines.next_line().await {
-                source.settle(&line);
-            }
-        });
-        Ok(Self { child, writer, reader, feeder: feeder.clone(), number })
+impl State {
+    fn is_finished(&self) -> bool {
+        self.queue.is_empty() && self.unacknowledged.is_empty()
     }
 
-    /// `kill -9`, then delivers again what it had.
-    pub(crate) async fn kill(mut self) -> Result<(), String> {
-        self.child.kill().await.map_err(|error| format!("a runner could not be killed: {error}"))?;
-        self.bury().await;
-        Ok(())
+    fn take(&mut self, runner: usize) -> Vec<(u64, Number)> {
+        let standing = self.runners.entry(runner).or_default();
+        if standing.frozen {
+            return Vec::new();
+        }
+        let allowed = usize::try_from(self.allowed.saturating_sub(self.deliveries)).unwrap_or(usize::MAX);
+        let room = WINDOW.saturating_sub(standing.holds);
+        let count = room.min(allowed).min(self.queue.len()).min(LOT);
+        standing.holds += count;
+        self.deliveries += count as u64;
+        let mut taken = Vec::with_capacity(count);
+        for number in self.queue.drain(..count) {
+            let receipt = self.next_receipt;
+            self.next_receipt += 1;
+            self.unacknowledged.insert(receipt, (runner, number));
+            taken.push((receipt, number));
+        }
+        taken
     }
 
-    /// Stops or continues the process (`SIGSTOP`, `SIGCONT`).
-    pub(crate) fn signal(&self, signal: Signal) -> Result<(), String> {
-        let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok()).ok_or("a runner has ended")?;
-        kill(Pid::from_raw(pid), signal).map_err(|error| format!("a runner could not be signalled: {error}"))
-    }
-
-    /// The status with which it ended by itself, if it has.
-    pub(crate) fn ended(&mut self) -> Option<std::process::ExitStatus> {
-        self.child.try_wait().ok().flatten()
-    }
-
-    /// Closes its stdin and waits until it has finished what it had begun.
-    pub(crate) async fn stop(mut self) -> Result<(), String> {
-        self.writer.abort();
-        let _ = (&mut self.writer).await;
-        let status =
-            self.child.wait().await.map_err(|error| format!("a runner could not be waited for: {error}"))?;
-        self.bury().await;
-        if status.success() { Ok(()) } else { Err(format!("a runner failed: {status}")) }
-    }
-
-    async fn bury(&mut self) {
-        self.writer.abort();
-        // Acknowledgements it has written before it died still count.
-        let _ = (&mut self.reader).await;
-        self.feeder.lost_runner(self.number);
+    fn take_back(&mut self, runner: usize) {
+        let held = self.unacknowledged.extract_if(|_, (owner, _)| *owner == runner);
+        let mut receipts: Vec<(u64, Number)> = held.map(|(receipt, (_, number))| (receipt, number)).collect();
+        // In the order in which they were delivered.
+        receipts.sort_unstable_by(|one, other| other.cmp(one));
+        self.redelivered += receipts.len() as u64;
+        for (_, number) in receipts {
+            self.queue.push_front(number);
+        }
+        if let Some(standing) = self.runners.get_mut(&runner) {
+            standing.holds = 0;
+        }
     }
 }
 
-async fn write_deliveries(feeder: Arc<Feeder>, mut stdin: ChildStdin, runner: usize) -> Option<ChildStdin> {
-    loop {
-        let mut text = String::new();
-        for (receipt, id) in feeder.next_for(runner).await {
-            text.push_str(&format!("{receipt} {id}\n"));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fed(messages: Number) -> Arc<Feeder> {
+        let feeder = Feeder::new(messages, 1, &Seed::fixed(1));
+        feeder.allow(u64::MAX);
+        feeder
+    }
+
+    #[tokio::test]
+    async fn what_a_frozen_runner_holds_goes_to_others_and_its_late_acknowledgement_says_nothing() {
+        let feeder = fed(3);
+        let mut before = feeder.next_for(1).await;
+        assert_eq!(before.len(), 3);
+        feeder.settle(&format!("ack {}", before.remove(0).0));
+        feeder.frozen(1);
+        assert_eq!(feeder.redelivered(), 2);
+        assert!(feeder.lock().take(1).is_empty(), "a frozen one gets nothing");
+        let again = feeder.next_for(2).await;
+        let numbers = |deliveries: &[(u64, Number)]| deliveries.iter().map(|one| one.1).collect::<Vec<_>>();
+        assert_eq!(numbers(&again), numbers(&before));
+        feeder.awake(1);
+        for (receipt, _) in before {
+            feeder.settle(&format!("ack {receipt}"));
         }
-        if stdin.write_all(text.as_bytes()).await.is_err() || stdin.flush().await.is_err() {
-            return None;
+        assert!(!feeder.is_finished(), "the second owner has not acknowledged");
+        for (receipt, _) in again {
+            feeder.settle(&format!("ack {receipt}"));
         }
+        assert!(feeder.is_finished());
+        assert_eq!((feeder.deliveries(), feeder.acknowledged()), (5, 3));
+    }
+
+    #[tokio::test]
+    async fn a_runner_is_at_work_once_it_has_acknowledged_and_while_it_holds_more() {
+        let feeder = fed(2);
+        let taken = feeder.next_for(7).await;
+        assert!(!feeder.is_at_work(7), "it may not even have opened the store");
+        feeder.settle(&format!("ack {}", taken[0].0));
+        assert!(feeder.is_at_work(7));
+        assert_eq!(feeder.at_work().await, [7]);
+        feeder.frozen(7);
+        assert!(!feeder.is_at_work(7));
+        feeder.awake(7);
+        assert!(!feeder.is_at_work(7), "it holds nothing any more");
+    }
+
+    #[test]
+    fn more_flows_only_when_nothing_may_flow() {
+        let feeder = Feeder::new(1000, 1, &Seed::fixed(1));
+        feeder.allow(10);
+        feeder.keep_flowing();
+        assert_eq!(feeder.lock().take(1).len(), 10);
+        feeder.keep_flowing();
+        assert_eq!(feeder.lock().take(1).len(), LOT);
     }
 }

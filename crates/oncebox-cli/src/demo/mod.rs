@@ -1,223 +1,164 @@
 //! `oncebox demo`: shows by running that nothing is lost and nothing is done twice.
 
+mod child;
 mod feeder;
+mod report;
 pub(crate) mod runner;
+mod storm;
 
 use std::io::IsTerminal;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use nix::sys::signal::Signal;
 use oncebox::Store;
 use oncebox::clock::Seed;
-use serde::Serialize;
 
-use crate::demo::feeder::{Feeder, Runner};
+use self::feeder::{Feeder, Number, number_of};
+use self::report::Report;
+use self::storm::Storm;
+use crate::shell;
+use crate::stop::{Cut, Stop};
 use crate::target::{MariaTarget, PgTarget, Place, SqliteTarget, Target};
+
+/// The most deliveries that may be asked for. What is planned is held in memory, 20 bytes for each delivery.
+const MOST_DELIVERIES: u64 = 50_000_000;
+
+/// How many deliveries there must be for each process that is killed or frozen: it is to have some in its hands.
+const PER_STRIKE: u64 = 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// How many different messages.
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
-    messages: u64,
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    messages: Number,
     /// How often a process is killed with `kill -9`.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     crashes: u64,
-    /// How often a process is frozen for some seconds (SIGSTOP) and goes on, a zombie by then.
-    #[arg(long, default_value_t = 0)]
+    /// How often a process is frozen (SIGSTOP) for up to 6.5 seconds and goes on when others have its work.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=100_000))]
     pauses: u64,
-    /// Each message is delivered 1 to this many times.
+    /// Half of the messages are delivered 1 to this many times, the others once.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     copies: u64,
     /// How many processes receive and handle.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=64))]
     processes: u16,
-    /// Makes the same traffic and the same choice of victims again; random unless set.
+    /// Makes the same traffic and the same choices again; random unless set.
     #[arg(long)]
     seed: Option<u64>,
-    /// Another store than a temporary SQLite file: `sqlite:FILE`, `postgres://…` or `mysql://…` (MariaDB).
+    /// Another store than a temporary SQLite file: `sqlite:FILE` (one that is not there yet), `postgres://…` or
+    /// `mysql://…` (MariaDB). Own tables, removed at the end.
     #[arg(long)]
     store: Option<String>,
+    /// Give up after so many seconds in which nothing went on.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    patience: u64,
     /// Print the result as one JSON object.
     #[arg(long)]
     json: bool,
 }
 
-/// The result, as `--json` prints it.
-#[derive(Debug, Serialize)]
-struct Report {
-    messages: u64,
-    deliveries: u64,
-    duplicates: u64,
-    crashes: u64,
-    effects: u64,
-    lost: u64,
-    doubled: u64,
-    seconds: f64,
-}
-
 /// True when nothing was lost and nothing doubled.
 pub(crate) async fn demo(options: Options) -> Result<bool, String> {
+    options.check()?;
     let seed = options.seed.unwrap_or_else(|| Seed::from_system().next() % 1_000_000);
+    // What it leaves behind is gone when the process is ended for a signal.
+    let result = demo_somewhere(&options, seed).await;
+    let (report, store) = result.map_err(Cut::into_error)?;
+    let text = match options.json {
+        true => serde_json::to_string(&report).map_err(|error| error.to_string())? + "\n",
+        false => report.text(store, &options),
+    };
+    shell::print(text.as_bytes())?;
+    Ok(report.is_clean())
+}
+
+async fn demo_somewhere(options: &Options, seed: u64) -> Result<(Report, &'static str), Cut> {
+    let mut stop = Stop::listen()?;
     let folder = tempfile::tempdir().map_err(|error| format!("no temporary folder can be made: {error}"))?;
     let url = match &options.store {
         Some(url) => url.clone(),
         None => format!("sqlite:{}", folder.path().join("demo.db").display()),
     };
     let place = Place { url, schema: format!("oncebox_demo_{:x}", Seed::from_system().next() >> 20) };
-    place.check()?;
+    place.check_new()?;
     let report = if place.is_postgres() {
-        demo_on::<PgTarget>(&options, &place, seed).await?
+        demo_on::<PgTarget>(options, &place, seed, &mut stop).await?
     } else if place.is_mariadb() {
-        demo_on::<MariaTarget>(&options, &place, seed).await?
+        demo_on::<MariaTarget>(options, &place, seed, &mut stop).await?
     } else {
-        demo_on::<SqliteTarget>(&options, &place, seed).await?
+        demo_on::<SqliteTarget>(options, &place, seed, &mut stop).await?
     };
-    let clean = report.lost == 0 && report.doubled == 0 && report.effects == report.messages;
-    if options.json {
-        println!("{}", serde_json::to_string(&report).map_err(|error| error.to_string())?);
-    } else {
-        print_report(&report, &options, &place, seed, clean);
-    }
-    Ok(clean)
+    Ok((report, place.store_name()))
 }
 
-async fn demo_on<T: Target>(options: &Options, place: &Place, seed: u64) -> Result<Report, String> {
-    let target = T::open(place, 4).await?;
-    target.create().await?;
-    let result = storm(&target, options, place, seed).await;
-    let removed = target.remove().await;
-    let report = result?;
-    removed?;
-    Ok(report)
-}
-
-async fn storm<T: Target>(
-    target: &T,
+async fn demo_on<T: Target>(
     options: &Options,
     place: &Place,
     seed_number: u64,
-) -> Result<Report, String> {
+    stop: &mut Stop,
+) -> Result<Report, Cut> {
     let seed = Seed::fixed(seed_number);
-    let ids: Vec<String> = (1..=options.messages).map(|number| format!("order-{number}")).collect();
-    let feeder = Feeder::new(&ids, options.copies, &seed);
+    let feeder = Feeder::new(options.messages, options.copies, &seed);
+    let strikes = options.crashes + options.pauses;
+    if strikes * PER_STRIKE > feeder.planned() {
+        return Err(Cut::Failed(format!(
+            "{strikes} kills and freezes are too many for {} deliveries, {PER_STRIKE} for each are needed; raise \
+             `--messages` or `--copies`",
+            feeder.planned()
+        )));
+    }
+    let target = T::open(place, 4).await?;
+    let mut storm = Storm::new(feeder, place, Duration::from_secs(options.patience));
+    // To its end even when a signal comes: what was half made could not be removed for certain.
+    let result = match target.create().await {
+        Ok(()) => stop.unless_told(run_storm(&target, options, &mut storm, &seed)).await,
+        Err(error) => Err(Cut::Failed(error)),
+    };
+    storm.end().await;
+    let removed = target.remove().await;
+    let mut report = result.map_err(|cut| with_seed(cut, seed_number))?;
+    removed?;
+    report.seed = seed_number;
+    Ok(report)
+}
+
+async fn run_storm<T: Target>(
+    target: &T,
+    options: &Options,
+    storm: &mut Storm<'_>,
+    seed: &Seed,
+) -> Result<Report, String> {
     let started = Instant::now();
-    let bar = progress_bar(options);
-    let watcher = tokio::spawn(watch(target.clone(), bar.clone()));
-
-    let mut storm = Storm { feeder: feeder.clone(), place, runners: Vec::new(), started: 0 };
-    for _ in 0..options.processes {
-        storm.start_runner()?;
-    }
-    let crashes = storm.strike(options, &seed, &bar).await?;
-    settle(target, &mut storm).await?;
-    storm.stop().await?;
-    watcher.abort();
-    bar.finish_and_clear();
-    let seconds = started.elapsed().as_secs_f64();
-    judge(target, &ids, feeder.deliveries(), crashes, seconds).await
-}
-
-/// The processes under way.
-struct Storm<'a> {
-    feeder: Arc<Feeder>,
-    place: &'a Place,
-    runners: Vec<Runner>,
-    started: usize,
-}
-
-impl Storm<'_> {
-    fn start_runner(&mut self) -> Result<(), String> {
-        self.started += 1;
-        self.runners.push(Runner::start(&self.feeder, self.place, self.started)?);
-        Ok(())
-    }
-
-    /// Kills and freezes runners at even distances of the traffic; answers how many were killed.
-    async fn strike(&mut self, options: &Options, seed: &Seed, bar: &ProgressBar) -> Result<u64, String> {
-        let planned = self.feeder.planned();
-        let strikes = options.crashes + options.pauses;
-        let mut crashes = 0;
-        for strike in 1..=strikes {
-            let at = planned * strike / (strikes + 1);
-            self.feeder.allow(at.max(1));
-            self.alive_until(reached(self.feeder.clone(), at)).await?;
-            // Somewhere between receiving, handling and acknowledging.
-            tokio::time::sleep(Duration::from_millis(seed.next() % 40)).await;
-            let victim = usize::try_from(seed.next()).unwrap_or(0) % self.runners.len();
-            let pauses_left = options.pauses - (strike - 1 - crashes);
-            let pause =
-                pauses_left > 0 && (crashes == options.crashes || seed.next() % strikes < options.pauses);
-            if pause {
-                self.freeze(victim, Duration::from_millis(500 + seed.next() % 4000)).await?;
-            } else {
-                self.runners.swap_remove(victim).kill().await?;
-                crashes += 1;
-                self.start_runner()?;
-            }
-            bar.set_message(format!("{crashes} processes killed"));
+    let bar = Bar::new(options);
+    let shown = async {
+        for _ in 0..options.processes {
+            storm.start_runner()?;
         }
-        self.feeder.allow(u64::MAX);
-        let feeder = self.feeder.clone();
-        self.alive_until(async move { feeder.finished().await }).await?;
-        Ok(crashes)
+        storm.strike(options, seed, &bar.0).await?;
+        settle(target, storm).await?;
+        storm.stop().await
+    };
+    tokio::select! {
+        done = shown => done?,
+        never = watch(target, &bar.0) => match never {},
     }
-
-    async fn freeze(&mut self, victim: usize, time: Duration) -> Result<(), String> {
-        self.runners[victim].signal(Signal::SIGSTOP)?;
-        tokio::time::sleep(time).await;
-        self.runners[victim].signal(Signal::SIGCONT)
-    }
-
-    /// Waits, but not for runners that have ended by themselves: that is an error of theirs.
-    async fn alive_until(&mut self, done: impl Future<Output = ()>) -> Result<(), String> {
-        tokio::pin!(done);
-        let mut tick = tokio::time::interval(Duration::from_millis(200));
-        loop {
-            tokio::select! {
-                () = &mut done => return Ok(()),
-                _ = tick.tick() => {
-                    for runner in &mut self.runners {
-                        if let Some(status) = runner.ended() {
-                            return Err(format!("a runner ended by itself: {status}"));
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    async fn stop(&mut self) -> Result<(), String> {
-        for runner in self.runners.drain(..) {
-            runner.stop().await?;
-        }
-        Ok(())
-    }
+    drop(bar);
+    judge(target, options.messages, storm, started.elapsed().as_secs_f64()).await
 }
 
 /// Waits until every message is handled: nothing behind the cursor, no delivery with a row of its own.
 async fn settle<T: Target>(target: &T, storm: &mut Storm<'_>) -> Result<(), String> {
-    let patience = Duration::from_secs(120);
-    let mut last = (0, Instant::now());
     loop {
-        let effects = target.effects().await?;
-        if effects != last.0 {
-            last = (effects, Instant::now());
-        }
+        storm.effects = target.effects().await?;
         let handlers = target.store().handlers().await.map_err(|error| error.to_string())?;
         let open: u64 =
             handlers.iter().map(|one| one.waiting + one.retrying + one.held + one.scheduled).sum();
         if open == 0 && storm.feeder.is_finished() && !leased(target).await? {
             return Ok(());
         }
-        if last.1.elapsed() > patience {
-            return Err(format!(
-                "no effect was added for {patience:?}, and {open} deliveries are still open"
-            ));
-        }
-        storm.alive_until(tokio::time::sleep(Duration::from_millis(50))).await?;
+        storm.until(tokio::time::sleep(Duration::from_millis(50))).await?;
     }
 }
 
@@ -232,72 +173,96 @@ async fn leased<T: Target>(target: &T) -> Result<bool, String> {
 
 async fn judge<T: Target>(
     target: &T,
-    ids: &[String],
-    deliveries: u64,
-    crashes: u64,
+    messages: Number,
+    storm: &Storm<'_>,
     seconds: f64,
 ) -> Result<Report, String> {
-    let counts: std::collections::HashMap<String, i64> = target.effects_by_id().await?.into_iter().collect();
-    let messages = ids.len() as u64;
+    let mut missing = vec![true; messages as usize];
+    let mut doubled = 0;
+    target
+        .count_effects(|id, count| {
+            let place = number_of(id).and_then(|number| usize::try_from(number).ok()?.checked_sub(1));
+            if let Some(missing) = place.and_then(|place| missing.get_mut(place)) {
+                *missing = false;
+            }
+            doubled += u64::from(count > 1);
+        })
+        .await?;
+    let handlers = target.store().handlers().await.map_err(|error| error.to_string())?;
+    let messages = u64::from(messages);
+    let deliveries = storm.feeder.deliveries();
     Ok(Report {
         messages,
         deliveries,
         duplicates: deliveries.saturating_sub(messages),
-        crashes,
+        redelivered: storm.feeder.redelivered(),
+        crashes: storm.crashes,
+        pauses: storm.pauses,
         effects: target.effects().await?,
-        lost: ids.iter().filter(|id| !counts.contains_key(*id)).count() as u64,
-        doubled: counts.values().filter(|count| **count > 1).count() as u64,
+        lost: missing.iter().filter(|missing| **missing).count() as u64,
+        doubled,
         seconds: (seconds * 1000.0).round() / 1000.0,
+        seed: 0,
+        dead_letters: handlers.iter().map(|one| one.dead).sum(),
     })
 }
 
-fn progress_bar(options: &Options) -> ProgressBar {
-    if options.json || !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
+impl Options {
+    /// Refuses what would need more memory than a machine has to spare.
+    fn check(&self) -> Result<(), String> {
+        let deliveries = u64::from(self.messages) * self.copies;
+        if deliveries > MOST_DELIVERIES {
+            return Err(format!(
+                "`--messages` times `--copies` is {deliveries}, and {MOST_DELIVERIES} is the most; lower one of them"
+            ));
+        }
+        Ok(())
     }
-    let style = ProgressStyle::with_template("{bar:40.green} {pos}/{len} effects  {msg}  {elapsed}");
-    let bar = ProgressBar::new(options.messages);
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
+
+    #[cfg(test)]
+    fn for_tests(arguments: &[&str]) -> Result<Self, clap::Error> {
+        use clap::FromArgMatches;
+        let command = Self::augment_args(clap::Command::new("demo"));
+        Self::from_arg_matches(&command.try_get_matches_from(arguments)?)
+    }
 }
 
-async fn watch<T: Target>(target: T, bar: ProgressBar) {
+/// Says with an error how to come to it again.
+fn with_seed(cut: Cut, seed: u64) -> Cut {
+    match cut {
+        Cut::Failed(text) => Cut::Failed(format!("{text}; to run it again: `--seed {seed}`")),
+        stopped @ Cut::Stopped(_) => stopped,
+    }
+}
+
+/// A bar on a terminal, gone when it is dropped.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new(options: &Options) -> Self {
+        if options.json || !std::io::stderr().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        let style = ProgressStyle::with_template("{bar:40.green} {pos}/{len} effects  {msg}  {elapsed}");
+        let bar = ProgressBar::new(u64::from(options.messages));
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Self(bar)
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+async fn watch<T: Target>(target: &T, bar: &ProgressBar) -> std::convert::Infallible {
     loop {
-        if let Ok(effects) = target.effects().await {
+        if !bar.is_hidden()
+            && let Ok(effects) = target.effects().await
+        {
             bar.set_position(effects);
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-}
-
-fn print_report(report: &Report, options: &Options, place: &Place, seed: u64, clean: bool) {
-    let store = place.store_name();
-    let line = |name: &str, value: u64, note: &str| println!("  {name:<20}{:>12}   {note}", grouped(value));
-    println!("\noncebox demo on {store}: {} processes, seed {seed}\n", options.processes);
-    line("messages", report.messages, "");
-    line("deliveries", report.deliveries, "what the at-least-once source handed over");
-    line("duplicates dropped", report.duplicates, "");
-    line("processes killed", report.crashes, "kill -9, at random moments");
-    line("effects", report.effects, "rows in a table without a unique key");
-    line("lost", report.lost, "");
-    line("doubled", report.doubled, "");
-    let verdict = if clean { "every message counted exactly once" } else { "NOT exactly once" };
-    println!("\n  {verdict}, in {:.1} s\n", report.seconds);
-}
-
-/// 1234567 as 1,234,567.
-fn grouped(value: u64) -> String {
-    let digits = value.to_string();
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-async fn reached(feeder: Arc<Feeder>, deliveries: u64) {
-    feeder.reached(deliveries).await;
 }

@@ -2,6 +2,8 @@
 //!
 //! It may be killed at any instant; whoever feeds it then delivers what it has not acknowledged to another one.
 
+use std::time::Duration;
+
 use clap::Args;
 use oncebox::{Error, ErrorKind, Failure, Inbox, Incoming, Message, Settle, Source, Store, Tx, handler, run};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -9,28 +11,35 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::target::{MariaTarget, PgTarget, Place, SqliteTarget, Target};
 
+/// How often the store is tried.
+const TRIES: u32 = 5;
+
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[arg(long)]
     store: String,
     #[arg(long, default_value = "oncebox")]
     schema: String,
+    /// The handler's, after which the server ends a silent transaction.
+    #[arg(long, default_value_t = 30)]
+    timeout: u64,
 }
 
 /// Works until stdin ends, then finishes what it has begun.
 pub(crate) async fn work(options: Options) -> Result<(), String> {
+    let timeout = Duration::from_secs(options.timeout);
     let place = Place { url: options.store, schema: options.schema };
     if place.is_postgres() {
-        work_on::<PgTarget>(place).await
+        work_on::<PgTarget>(place, timeout).await
     } else if place.is_mariadb() {
-        work_on::<MariaTarget>(place).await
+        work_on::<MariaTarget>(place, timeout).await
     } else {
-        work_on::<SqliteTarget>(place).await
+        work_on::<SqliteTarget>(place, timeout).await
     }
 }
 
-async fn work_on<T: Target>(place: Place) -> Result<(), String> {
-    let target = T::open(&place, 6).await?;
+async fn work_on<T: Target>(place: Place, timeout: Duration) -> Result<(), String> {
+    let target = open::<T>(&place).await?;
     let record = move |mut tx: Tx<<T::Store as Store>::Connection>, message: Message| {
         let place = place.clone();
         async move {
@@ -39,7 +48,8 @@ async fn work_on<T: Target>(place: Place) -> Result<(), String> {
         }
     };
     // Small transactions, so that a kill finds one under way as often as not.
-    let inbox = Inbox::new(target.store()).on("order.placed", handler("record", record).batch(50));
+    let record = handler("record", record).batch(50).timeout(timeout);
+    let inbox = Inbox::new(target.store()).on("order.placed", record);
     let (ended, stdin_ended) = oneshot::channel();
     run(inbox)
         .consume(PipeSource::start(ended))
@@ -49,6 +59,16 @@ async fn work_on<T: Target>(place: Place) -> Result<(), String> {
         })
         .await
         .map_err(|error| error.to_string())
+}
+
+/// Tries again when the server does not answer in time: others have opened the store, so it is there, but busy.
+async fn open<T: Target>(place: &Place) -> Result<T, String> {
+    for _ in 1..TRIES {
+        if let Ok(target) = T::open(place, 6).await {
+            return Ok(target);
+        }
+    }
+    T::open(place, 6).await
 }
 
 /// Reads `RECEIPT ID` lines and writes `ack RECEIPT…` or `return RECEIPT…` lines.

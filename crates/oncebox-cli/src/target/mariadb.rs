@@ -3,7 +3,7 @@
 use oncebox::MariaStore;
 use sqlx::{AssertSqlSafe, MySqlConnection, MySqlPool};
 
-use super::{Place, Target, reach};
+use super::{Place, Target, for_each_row, reach};
 
 #[derive(Clone)]
 pub(crate) struct MariaTarget {
@@ -40,7 +40,7 @@ impl Target for MariaTarget {
     async fn create(&self) -> Result<(), String> {
         self.store.migrate().await.map_err(|error| error.to_string())?;
         let sql = self.sql(
-            "create table {s}.ledger (number bigint not null auto_increment primary key, id varchar(191) not null)
+            "create table {s}.ledger (id varchar(191) not null)
              character set utf8mb4 collate utf8mb4_bin engine = innodb",
         );
         sqlx::query(sql).execute(&self.pool).await.map_err(|error| error.to_string())?;
@@ -79,10 +79,8 @@ impl Target for MariaTarget {
         Ok(count.unsigned_abs())
     }
 
-    async fn effects_by_id(&self) -> Result<Vec<(String, i64)>, String> {
-        sqlx::query_as(self.sql("select id, count(*) from {s}.ledger group by id"))
-            .fetch_all(&self.pool)
-            .await
-            .map_err(|error| error.to_string())
+    async fn count_effects(&self, each: impl FnMut(&str, i64) + Send) -> Result<(), String> {
+        let sql = self.sql("select id, count(*) from {s}.ledger group by id");
+        for_each_row(sqlx::query_as(sql).fetch(&self.pool), each).await
     }
 }

@@ -1,0 +1,208 @@
+//! The processes under way, and what befalls them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+use oncebox::clock::Seed;
+use tokio::time::{Instant, sleep};
+
+use super::Options;
+use super::child::Runner;
+use super::feeder::Feeder;
+use crate::target::Place;
+
+/// How often runners are looked at while something is waited for.
+const TICK: Duration = Duration::from_millis(50);
+
+/// How often a runner is chosen anew that has finished its work before the blow came.
+const CHOICES: usize = 20;
+
+/// Runners, and the feeder they get their deliveries from.
+pub(crate) struct Storm<'a> {
+    pub(crate) feeder: Arc<Feeder>,
+    place: &'a Place,
+    runners: Vec<Runner>,
+    started: usize,
+    patience: Duration,
+    /// What went on last, and when.
+    progress: ((u64, u64), Instant),
+    /// As seen last by whoever counts them.
+    pub(crate) effects: u64,
+    pub(crate) crashes: u64,
+    pub(crate) pauses: u64,
+}
+
+impl<'a> Storm<'a> {
+    pub(crate) fn new(feeder: Arc<Feeder>, place: &'a Place, patience: Duration) -> Self {
+        Self {
+            feeder,
+            place,
+            runners: Vec::new(),
+            started: 0,
+            patience,
+            progress: ((0, 0), Instant::now()),
+            effects: 0,
+            crashes: 0,
+            pauses: 0,
+        }
+    }
+
+    pub(crate) fn start_runner(&mut self) -> Result<(), String> {
+        self.started += 1;
+        self.runners.push(Runner::start(&self.feeder, self.place, self.started)?);
+        Ok(())
+    }
+
+    /// Kills and freezes runners at even distances of the traffic, which flows on meanwhile.
+    ///
+    /// Frozen ones go on in its midst: the last stretch is not delivered before they all do.
+    pub(crate) async fn strike(
+        &mut self,
+        options: &Options,
+        seed: &Seed,
+        bar: &ProgressBar,
+    ) -> Result<(), String> {
+        let feeder = self.feeder.clone();
+        let strikes = options.crashes + options.pauses;
+        let at = |strike: u64| (feeder.planned() * strike / (strikes + 2)).max(1);
+        for strike in 1..=strikes {
+            feeder.allow(at(strike + 1));
+            self.until(feeder.reached(at(strike))).await?;
+            let pauses_left = options.pauses - self.pauses;
+            let crashes_left = options.crashes - self.crashes;
+            let pause = pauses_left > 0 && (crashes_left == 0 || seed.next() % strikes < options.pauses);
+            if pause {
+                self.others_awake().await?;
+            }
+            let victim = self.victim(seed).await?;
+            if pause {
+                self.pauses += 1;
+                self.runners[victim].freeze(length_of_pause(self.pauses, seed))?;
+            } else {
+                // It stays in the list until it is dead, for whoever cleans up when this is dropped.
+                self.runners[victim].kill().await?;
+                self.runners.swap_remove(victim);
+                self.crashes += 1;
+                self.start_runner()?;
+            }
+            bar.set_message(format!("{} processes killed", self.crashes));
+        }
+        while self.runners.iter().any(|runner| runner.frozen_until.is_some()) {
+            self.until(sleep(TICK)).await?;
+        }
+        feeder.allow(u64::MAX);
+        self.until(feeder.finished()).await
+    }
+
+    /// Waits until a runner that is frozen now has another one to lose its work to.
+    async fn others_awake(&mut self) -> Result<(), String> {
+        let enough = self.runners.len().min(2);
+        while self.runners.iter().filter(|runner| runner.frozen_until.is_none()).count() < enough {
+            self.until(sleep(TICK)).await?;
+        }
+        Ok(())
+    }
+
+    /// The place of a runner that is somewhere between receiving, handling and acknowledging.
+    ///
+    /// Any one that is awake when the traffic is over.
+    async fn victim(&mut self, seed: &Seed) -> Result<usize, String> {
+        let feeder = self.feeder.clone();
+        for _ in 0..CHOICES {
+            let at_work = {
+                let flowing = async {
+                    let mut tick = tokio::time::interval(TICK);
+                    loop {
+                        tokio::select! {
+                            at_work = feeder.at_work() => return at_work,
+                            _ = tick.tick() => feeder.keep_flowing(),
+                        }
+                    }
+                };
+                self.until(flowing).await?
+            };
+            if at_work.is_empty() {
+                break;
+            }
+            let number = at_work[chosen(seed, at_work.len())];
+            self.until(sleep(Duration::from_millis(seed.next() % 20))).await?;
+            let place = self.runners.iter().position(|runner| runner.number == number);
+            if let Some(place) = place.filter(|_| feeder.is_at_work(number)) {
+                return Ok(place);
+            }
+        }
+        loop {
+            let awake = (0..self.runners.len()).filter(|place| self.runners[*place].frozen_until.is_none());
+            let awake: Vec<usize> = awake.collect();
+            if !awake.is_empty() {
+                return Ok(awake[chosen(seed, awake.len())]);
+            }
+            self.until(sleep(TICK)).await?;
+        }
+    }
+
+    /// Waits, but not for runners that have ended by themselves, which is an error of theirs, and not for ever.
+    ///
+    /// Frozen runners go on meanwhile when their time has come.
+    pub(crate) async fn until<T>(&mut self, done: impl Future<Output = T>) -> Result<T, String> {
+        tokio::pin!(done);
+        let mut tick = tokio::time::interval(TICK);
+        loop {
+            tokio::select! {
+                value = &mut done => return Ok(value),
+                _ = tick.tick() => self.look_after()?,
+            }
+        }
+    }
+
+    fn look_after(&mut self) -> Result<(), String> {
+        for runner in &mut self.runners {
+            if let Some(status) = runner.ended() {
+                return Err(format!("a runner ended by itself: {status}"));
+            }
+            runner.thaw_if_due()?;
+        }
+        let now = (self.feeder.acknowledged(), self.effects);
+        if now != self.progress.0 {
+            self.progress = (now, Instant::now());
+        }
+        if self.progress.1.elapsed() > self.patience {
+            return Err(format!(
+                "no delivery was acknowledged and no effect was added for {:?}, with {} of them made; look at the \
+                 store, or wait longer with `--patience`",
+                self.patience,
+                self.feeder.deliveries()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Lets every runner finish what it has begun.
+    pub(crate) async fn stop(&mut self) -> Result<(), String> {
+        while let Some(runner) = self.runners.last_mut() {
+            runner.stop(self.patience).await?;
+            self.runners.pop();
+        }
+        Ok(())
+    }
+
+    /// Kills what is left, also what is frozen: only then can the store be removed.
+    pub(crate) async fn end(&mut self) {
+        for mut runner in self.runners.drain(..) {
+            if let Err(error) = runner.kill().await {
+                eprintln!("oncebox: {error}");
+            }
+        }
+    }
+}
+
+/// Every other pause is longer than the three seconds after which others take the lanes over.
+fn length_of_pause(pause: u64, seed: &Seed) -> Duration {
+    let shortest = if pause.is_multiple_of(2) { 500 } else { 4500 };
+    Duration::from_millis(shortest + seed.next() % 2000)
+}
+
+fn chosen(seed: &Seed, count: usize) -> usize {
+    usize::try_from(seed.next() % count as u64).unwrap_or(0)
+}

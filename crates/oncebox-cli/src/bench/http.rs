@@ -93,7 +93,7 @@ async fn on_a_service<T: Yard, R>(
 }
 
 /// Where the service stores, beside the tables of the library.
-fn own_place(place: &Place) -> Place {
+pub(crate) fn own_place(place: &Place) -> Place {
     let url = match place.url.strip_prefix("sqlite:") {
         Some(file) => format!("sqlite:{file}-http"),
         None => place.url.clone(),

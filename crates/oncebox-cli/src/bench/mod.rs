@@ -24,7 +24,9 @@ use serde::Serialize;
 use crate::bench::awake::Awake;
 use crate::bench::brokers::BrokerReport;
 use crate::bench::report::Report;
-use crate::target::{MariaTarget, PgTarget, Place, SqliteTarget};
+use crate::shell;
+use crate::stop::{Cut, Stop};
+use crate::target::{MariaTarget, PgTarget, Place, SqliteTarget, Target};
 
 pub(crate) use cost::statement_counter;
 
@@ -58,6 +60,14 @@ pub(crate) struct Options {
 }
 
 pub(crate) async fn bench(options: Options) -> Result<bool, String> {
+    // What it leaves behind is gone when the process is ended for a signal.
+    let text = measured(&options).await.map_err(Cut::into_error)?;
+    shell::print(text.as_bytes())
+}
+
+/// What is to be printed. Its tables are gone by then, whatever the outcome.
+async fn measured(options: &Options) -> Result<String, Cut> {
+    let mut stop = Stop::listen()?;
     let folder = tempfile::tempdir().map_err(|error| format!("no temporary folder can be made: {error}"))?;
     let url = match &options.store {
         Some(url) => url.clone(),
@@ -65,33 +75,60 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
     };
     let place = Place { url, schema: format!("oncebox_bench_{:x}", Seed::from_system().next() >> 20) };
     place.check_new()?;
+    #[cfg(feature = "serve")]
+    if options.http {
+        http::own_place(&place).check_new()?;
+    }
+    let result = stop.unless_told(measure(options, &place)).await;
+    if matches!(result, Err(Cut::Stopped(_))) {
+        remove(&place).await?;
+        #[cfg(feature = "serve")]
+        if options.http {
+            remove(&http::own_place(&place)).await?;
+        }
+    }
+    result
+}
+
+async fn measure(options: &Options, place: &Place) -> Result<String, String> {
     let messages = usize::try_from(options.messages).map_err(|error| error.to_string())?;
     let plan = measure::Plan { messages, rounds: options.rounds, quiet: options.json };
     #[cfg(feature = "serve")]
     if options.http {
         let waiting = usize::try_from(options.waiting).map_err(|error| error.to_string())?;
         let report = if place.is_postgres() {
-            http::all::<PgTarget>(&place, &plan, waiting).await?
+            http::all::<PgTarget>(place, &plan, waiting).await?
         } else if place.is_mariadb() {
-            http::all::<MariaTarget>(&place, &plan, waiting).await?
+            http::all::<MariaTarget>(place, &plan, waiting).await?
         } else {
-            http::all::<SqliteTarget>(&place, &plan, waiting).await?
+            http::all::<SqliteTarget>(place, &plan, waiting).await?
         };
-        return show(&options, None, &report, http::HttpReport::print);
+        return shown(options, None, &report, http::HttpReport::text);
     }
     let awake = Awake::ask();
     if let Some(source) = &options.source {
-        let report = brokers::all(source, &place, &plan).await?;
-        return show(&options, Some(&awake), &report, BrokerReport::print);
+        let report = brokers::all(source, place, &plan).await?;
+        return shown(options, Some(&awake), &report, BrokerReport::text);
     }
     let report: Report = if place.is_postgres() {
-        measure::all::<PgTarget>(&place, &plan).await?
+        measure::all::<PgTarget>(place, &plan).await?
     } else if place.is_mariadb() {
-        measure::all::<MariaTarget>(&place, &plan).await?
+        measure::all::<MariaTarget>(place, &plan).await?
     } else {
-        measure::all::<SqliteTarget>(&place, &plan).await?
+        measure::all::<SqliteTarget>(place, &plan).await?
     };
-    show(&options, Some(&awake), &report, Report::print)
+    shown(options, Some(&awake), &report, Report::text)
+}
+
+/// Removes what a measurement that was interrupted has left.
+async fn remove(place: &Place) -> Result<(), String> {
+    if place.is_postgres() {
+        PgTarget::open(place, 1).await?.remove().await
+    } else if place.is_mariadb() {
+        MariaTarget::open(place, 1).await?.remove().await
+    } else {
+        SqliteTarget::open(place, 1).await?.remove().await
+    }
 }
 
 /// A report, and whether the processors were kept awake for it, where that was asked for.
@@ -103,24 +140,29 @@ struct Shown<'a, R> {
     awake: Option<bool>,
 }
 
-fn show<R: Serialize>(
+fn shown<R: Serialize>(
     options: &Options,
     awake: Option<&Awake>,
     report: &R,
-    print: fn(&R),
-) -> Result<bool, String> {
+    text: fn(&R) -> String,
+) -> Result<String, String> {
     let awake = awake.map(Awake::is_granted);
     if options.json {
-        let shown = serde_json::to_string(&Shown { report, awake }).map_err(|error| error.to_string())?;
-        println!("{shown}");
-        return Ok(true);
+        let json = serde_json::to_string(&Shown { report, awake }).map_err(|error| error.to_string())?;
+        return Ok(json + "\n");
     }
-    print(report);
+    let mut text = text(report);
     if awake == Some(false) {
-        println!(
+        text.push_str(
             "  The processors could go to sleep between statements, which makes short ones look slow and uneven.\n  \
-             As root on Linux they are kept awake.\n"
+             As root on Linux they are kept awake.\n\n",
         );
     }
-    Ok(true)
+    Ok(text)
+}
+
+/// Adds a line to a report.
+fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
+    out.push_str(&text.to_string());
+    out.push('\n');
 }

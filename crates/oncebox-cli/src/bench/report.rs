@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
+use crate::bench::line;
 use crate::bench::measure::{BATCH, median};
 use crate::bench::round::{CALLERS, Round};
 use crate::target::Place;
@@ -167,56 +168,80 @@ impl Report {
         }
     }
 
-    pub(crate) fn print(&self) {
+    pub(crate) fn text(&self) -> String {
+        let out = &mut String::new();
         let (floor, recipe, own) = (&self.floor, &self.recipe, &self.oncebox);
-        println!(
-            "\noncebox bench on {}: {} messages, the median of {} rounds\n",
-            self.store, self.messages, self.rounds
+        line(
+            out,
+            format_args!(
+                "\noncebox bench on {}: {} messages, the median of {} rounds\n",
+                self.store, self.messages, self.rounds
+            ),
         );
-        println!("  messages per second{:>36}{:>12}{:>12}", "floor", "recipe", "oncebox");
+        line(out, format_args!("  messages per second{:>36}{:>12}{:>12}", "floor", "recipe", "oncebox"));
         row(
+            out,
             &format!("ingest, batches of {BATCH}"),
             Some(floor.insert),
             Some(recipe.ingest_batch),
             own.ingest_batch,
         );
-        row("  … one message of a hundred a copy", None, None, own.ingest_some_duplicates);
-        row("  … all copies", None, None, own.ingest_duplicates);
-        row(&format!("ingest, one by one, {CALLERS} callers"), None, Some(recipe.ingest), own.ingest_single);
-        row("process, one statement each", Some(floor.handler_loop), Some(recipe.process), own.process);
-        row("  … received by another process", None, None, own.process_others);
-        row("process, set-based", Some(floor.handler_batch), Some(recipe.process_batch), own.process_batch);
-        row("  … received by another process", None, None, own.process_batch_others);
-        row("inline, one statement each", None, None, own.inline);
-        println!(
-            "\n  ratios, median of the rounds (least to most){:>15}{:>26}",
-            "of the floor", "times the recipe"
+        row(out, "  … one message of a hundred a copy", None, None, own.ingest_some_duplicates);
+        row(out, "  … all copies", None, None, own.ingest_duplicates);
+        row(
+            out,
+            &format!("ingest, one by one, {CALLERS} callers"),
+            None,
+            Some(recipe.ingest),
+            own.ingest_single,
         );
-        self.ratios_of("ingest, batches", "ingest_batch");
-        self.ratios_of("  … one of a hundred a copy", "ingest_some_duplicates");
-        self.ratios_of("  … beside the recipe one by one", "ingest_batch_to_recipe_single");
-        self.ratios_of("ingest, one by one", "ingest_single");
-        self.ratios_of("process, one statement each", "process");
-        self.ratios_of("  … received by another process", "process_others");
-        self.ratios_of("process, set-based", "process_batch");
-        self.ratios_of("  … received by another process", "process_batch_others");
-        println!(
-            "\n  from `receive` to the effect, idle: p50 {:.1} ms, p99 {:.1} ms",
-            self.latency_ms.p50, self.latency_ms.p99
+        row(out, "process, one statement each", Some(floor.handler_loop), Some(recipe.process), own.process);
+        row(out, "  … received by another process", None, None, own.process_others);
+        row(
+            out,
+            "process, set-based",
+            Some(floor.handler_batch),
+            Some(recipe.process_batch),
+            own.process_batch,
+        );
+        row(out, "  … received by another process", None, None, own.process_batch_others);
+        row(out, "inline, one statement each", None, None, own.inline);
+        line(
+            out,
+            format_args!(
+                "\n  ratios, median of the rounds (least to most){:>15}{:>26}",
+                "of the floor", "times the recipe"
+            ),
+        );
+        self.ratios_of(out, "ingest, batches", "ingest_batch");
+        self.ratios_of(out, "  … one of a hundred a copy", "ingest_some_duplicates");
+        self.ratios_of(out, "  … beside the recipe one by one", "ingest_batch_to_recipe_single");
+        self.ratios_of(out, "ingest, one by one", "ingest_single");
+        self.ratios_of(out, "process, one statement each", "process");
+        self.ratios_of(out, "  … received by another process", "process_others");
+        self.ratios_of(out, "process, set-based", "process_batch");
+        self.ratios_of(out, "  … received by another process", "process_batch_others");
+        line(
+            out,
+            format_args!(
+                "\n  from `receive` to the effect, idle: p50 {:.1} ms, p99 {:.1} ms",
+                self.latency_ms.p50, self.latency_ms.p99
+            ),
         );
         let cost = &self.cost;
-        println!("\n  per message");
-        price("statements beyond the handler's, inline", cost.inline_statements);
-        price("commits beyond the handler's, inline", cost.inline_commits);
-        price("statements beyond the handler's, stored", cost.stored_statements);
-        price("commits, stored", cost.stored_commits);
-        price("WAL bytes with the handler's row, stored", cost.wal_bytes);
-        price("dead tuples, stored", cost.dead_tuples);
-        println!();
+        line(out, format_args!("\n  per message"));
+        price(out, "statements beyond the handler's, inline", cost.inline_statements);
+        price(out, "commits beyond the handler's, inline", cost.inline_commits);
+        price(out, "statements beyond the handler's, stored", cost.stored_statements);
+        price(out, "commits, stored", cost.stored_commits);
+        price(out, "WAL bytes with the handler's row, stored", cost.wal_bytes);
+        price(out, "dead tuples, stored", cost.dead_tuples);
+        line(out, format_args!(""));
+        std::mem::take(out)
     }
 
     /// A line with the ratios of one measurement to the floor and to the recipe.
-    fn ratios_of(&self, label: &str, name: &str) {
+    fn ratios_of(&self, out: &mut String, label: &str, name: &str) {
         let find = |end: &str| self.ratios.get(format!("{name}{end}").as_str());
         let shown = |spread: Option<&Spread>, digits: usize| match spread {
             Some(Spread { median, least, most }) => {
@@ -225,18 +250,21 @@ impl Report {
             None => "-".to_owned(),
         };
         let to_recipe = find("_to_recipe").or_else(|| find(""));
-        println!("  {label:<38}{:>22}{:>26}", shown(find("_to_floor"), 2), shown(to_recipe, 1));
+        line(
+            out,
+            format_args!("  {label:<38}{:>22}{:>26}", shown(find("_to_floor"), 2), shown(to_recipe, 1)),
+        );
     }
 }
 
-fn row(name: &str, floor: Option<f64>, recipe: Option<f64>, own: f64) {
+fn row(out: &mut String, name: &str, floor: Option<f64>, recipe: Option<f64>, own: f64) {
     let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}"));
-    println!("  {name:<43}{:>12}{:>12}{:>12}", rate(floor), rate(recipe), rate(Some(own)));
+    line(out, format_args!("  {name:<43}{:>12}{:>12}{:>12}", rate(floor), rate(recipe), rate(Some(own))));
 }
 
-fn price(name: &str, value: Option<f64>) {
+fn price(out: &mut String, name: &str, value: Option<f64>) {
     match value {
-        Some(value) => println!("    {name:<42}{value:>10.3}"),
-        None => println!("    {name:<42}{:>10}", "-"),
+        Some(value) => line(out, format_args!("    {name:<42}{value:>10.3}")),
+        None => line(out, format_args!("    {name:<42}{:>10}", "-")),
     }
 }

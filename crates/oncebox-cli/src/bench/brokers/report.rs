@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::bench::line;
+
 /// What source to stored must reach of the slower of client and batch ingest.
 const STORED_GOAL: f64 = 0.6;
 /// What outbox to confirmed must reach of the client's publishing.
@@ -41,26 +43,33 @@ pub(crate) struct Ratios {
 }
 
 impl BrokerReport {
-    pub(crate) fn print(&self) {
+    pub(crate) fn text(&self) -> String {
+        let out = &mut String::new();
         let Self { broker, store, messages, client, oncebox, ratios } = self;
-        println!("\noncebox bench of {broker} on {store}, {messages} messages (messages per second)\n");
-        row("client, consume and acknowledge", client.consume);
-        row("batch ingest", oncebox.ingest_batch);
-        row("source to stored", oncebox.source_to_stored);
-        row("source to committed effect", oncebox.source_to_effect);
-        row("client, publish and confirm, batches of 500", client.publish);
-        row("outbox to confirmed", oncebox.outbox_to_confirmed);
-        println!("\n  ratios");
-        ratio("source to stored / slower of client and ingest", ratios.source_to_stored, STORED_GOAL);
-        ratio("outbox to confirmed / client's publish", ratios.outbox_to_confirmed, CONFIRMED_GOAL);
-        println!();
+        line(
+            out,
+            format_args!(
+                "\noncebox bench of {broker} on {store}, {messages} messages (messages per second)\n"
+            ),
+        );
+        row(out, "client, consume and acknowledge", client.consume);
+        row(out, "batch ingest", oncebox.ingest_batch);
+        row(out, "source to stored", oncebox.source_to_stored);
+        row(out, "source to committed effect", oncebox.source_to_effect);
+        row(out, "client, publish and confirm, batches of 500", client.publish);
+        row(out, "outbox to confirmed", oncebox.outbox_to_confirmed);
+        line(out, format_args!("\n  ratios"));
+        ratio(out, "source to stored / slower of client and ingest", ratios.source_to_stored, STORED_GOAL);
+        ratio(out, "outbox to confirmed / client's publish", ratios.outbox_to_confirmed, CONFIRMED_GOAL);
+        line(out, format_args!(""));
+        std::mem::take(out)
     }
 }
 
-fn row(name: &str, value: f64) {
-    println!("  {name:<50}{value:>10.0}");
+fn row(out: &mut String, name: &str, value: f64) {
+    line(out, format_args!("  {name:<50}{value:>10.0}"));
 }
 
-fn ratio(name: &str, value: f64, goal: f64) {
-    println!("    {name:<48}{value:>10.2}  (goal {goal})");
+fn ratio(out: &mut String, name: &str, value: f64, goal: f64) {
+    line(out, format_args!("    {name:<48}{value:>10.2}  (goal {goal})"));
 }

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::bench::line;
+
 /// What batches over HTTP must reach of the library's batch ingest.
 const NDJSON_GOAL: f64 = 0.5;
 /// What single posts must reach of the commits that one connection can make.
@@ -64,39 +66,47 @@ pub(super) struct Milliseconds {
 }
 
 impl HttpReport {
-    pub(crate) fn print(&self) {
+    pub(crate) fn text(&self) -> String {
+        let out = &mut String::new();
         let Self { store, messages, waiting, ratios, memory_mib, start_ms, .. } = self;
-        println!("\noncebox bench of HTTP on {store}, {messages} messages (messages per second)\n");
-        row("bare commits, one connection", self.commit);
-        row("single posts, 64 connections", self.http.single);
-        row("library, batches of 1,000", self.library.ingest_batch);
-        row("NDJSON, batches of 1,000, 4 connections", self.http.ndjson);
-        println!("\n  ratios");
-        goal("single posts / bare commits", ratios.single_to_commit, &format!("at least {SINGLE_GOAL}"));
-        goal("NDJSON / library", ratios.ndjson_to_library, &format!("at least {NDJSON_GOAL}"));
-        println!("\n  resident memory, MiB");
-        memory("at rest", memory_mib.rest, REST_GOAL);
-        memory(&format!("after {waiting} messages that wait"), memory_mib.waiting, WAITING_GOAL);
-        memory("started anew on them", memory_mib.waiting_restarted, WAITING_GOAL);
-        println!(
-            "\n  start to ready     {:.0} ms with new tables, {:.0} ms on the waiting messages",
-            start_ms.empty, start_ms.waiting
+        line(
+            out,
+            format_args!("\noncebox bench of HTTP on {store}, {messages} messages (messages per second)\n"),
         );
-        println!("  binary             {:.1} MiB\n", self.binary_mib);
+        row(out, "bare commits, one connection", self.commit);
+        row(out, "single posts, 64 connections", self.http.single);
+        row(out, "library, batches of 1,000", self.library.ingest_batch);
+        row(out, "NDJSON, batches of 1,000, 4 connections", self.http.ndjson);
+        line(out, format_args!("\n  ratios"));
+        goal(out, "single posts / bare commits", ratios.single_to_commit, &format!("at least {SINGLE_GOAL}"));
+        goal(out, "NDJSON / library", ratios.ndjson_to_library, &format!("at least {NDJSON_GOAL}"));
+        line(out, format_args!("\n  resident memory, MiB"));
+        memory(out, "at rest", memory_mib.rest, REST_GOAL);
+        memory(out, &format!("after {waiting} messages that wait"), memory_mib.waiting, WAITING_GOAL);
+        memory(out, "started anew on them", memory_mib.waiting_restarted, WAITING_GOAL);
+        line(
+            out,
+            format_args!(
+                "\n  start to ready     {:.0} ms with new tables, {:.0} ms on the waiting messages",
+                start_ms.empty, start_ms.waiting
+            ),
+        );
+        line(out, format_args!("  binary             {:.1} MiB\n", self.binary_mib));
+        std::mem::take(out)
     }
 }
 
-fn row(name: &str, value: f64) {
-    println!("  {name:<50}{value:>10.0}");
+fn row(out: &mut String, name: &str, value: f64) {
+    line(out, format_args!("  {name:<50}{value:>10.0}"));
 }
 
-fn goal(name: &str, value: f64, goal: &str) {
-    println!("    {name:<48}{value:>10.2}  (goal: {goal})");
+fn goal(out: &mut String, name: &str, value: f64, goal: &str) {
+    line(out, format_args!("    {name:<48}{value:>10.2}  (goal: {goal})"));
 }
 
-fn memory(name: &str, value: Option<f64>, most: f64) {
+fn memory(out: &mut String, name: &str, value: Option<f64>, most: f64) {
     match value {
-        Some(value) => println!("    {name:<48}{value:>10.1}  (goal: under {most})"),
-        None => println!("    {name:<48}{:>10}", "-"),
+        Some(value) => line(out, format_args!("    {name:<48}{value:>10.1}  (goal: under {most})")),
+        None => line(out, format_args!("    {name:<48}{:>10}", "-")),
     }
 }

@@ -1,7 +1,10 @@
 //! The benchmark cannot rot: a small run of it on each store gives every figure.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 fn oncebox(arguments: &[&str]) -> Output {
@@ -79,6 +82,31 @@ fn bench_prints_every_figure() {
         assert_eq!(report["cost"]["dead_tuples"].is_number(), is_postgres, "{report}");
         let may_ask = std::fs::File::options().write(true).open("/dev/cpu_dma_latency").is_ok();
         assert_eq!(report["awake"], may_ask, "{report}");
+    }
+}
+
+#[test]
+fn an_interrupt_removes_what_was_made() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for more in [&[][..], &["--http"]] {
+        let store = format!("sqlite:{}", folder.path().join("bench.db").display());
+        let mut child = Command::new(env!("CARGO_BIN_EXE_oncebox"))
+            .args(["bench", "--json", "--messages", "200000", "--store", &store])
+            .args(more)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !folder.path().join("bench.db-wal").exists() {
+            assert!(Instant::now() < deadline, "no database was made");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
+        kill(pid, Signal::SIGINT).expect("it runs");
+        let status = child.wait().expect("it ends");
+        assert_eq!(status.code(), Some(130), "{more:?}");
+        let left: Vec<_> = std::fs::read_dir(folder.path()).expect("the folder").flatten().collect();
+        assert!(left.is_empty(), "{more:?}: {left:?}");
     }
 }
 

@@ -33,7 +33,7 @@ fn wrong_arguments_name_the_thing_and_the_remedy() {
         (&["demo", "--crashes", "18446744073709551615"][..], "--crashes"),
         (&["demo", "--pauses", "18446744073709551615"][..], "--pauses"),
         (
-            &["demo", "--messages", "100", "--copies", "1", "--crashes", "5", "--pauses", "1"][..],
+            &["demo", "--messages", "100", "--copies", "1", "--crashes", "100", "--pauses", "1"][..],
             "raise `--messages`",
         ),
         (&["bench", "--store", "mongodb://user:secret@host/db"][..], "use `sqlite:FILE`"),
@@ -45,6 +45,18 @@ fn wrong_arguments_name_the_thing_and_the_remedy() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
         assert!(text.contains(expected), "{arguments:?}: {text}");
         assert!(!text.contains("secret"), "a password is never shown: {text}");
+    }
+}
+
+/// Ten kills are too many for them.
+#[test]
+fn few_messages_need_no_other_setting() {
+    for messages in ["1", "20"] {
+        let output = oncebox(&["demo", "--json", "--messages", messages, "--seed", "1"]);
+        assert!(output.status.success(), "{}", error_of(&output));
+        let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        assert_eq!(report["effects"].to_string(), messages, "{report}");
+        assert!(report["crashes"].as_u64().is_some_and(|crashes| crashes <= 2), "{report}");
     }
 }
 

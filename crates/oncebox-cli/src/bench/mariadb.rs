@@ -99,7 +99,7 @@ impl Yard for MariaTarget {
         Ok(found > 0)
     }
 
-    async fn count_effects(&self) -> Result<i64, sqlx::Error> {
+    async fn effect_rows(&self) -> Result<i64, sqlx::Error> {
         sqlx::query_scalar(self.sql("select count(*) from {s}.effect")).fetch_one(self.pool()).await
     }
 

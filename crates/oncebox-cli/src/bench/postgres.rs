@@ -95,7 +95,7 @@ impl Yard for PgTarget {
         sqlx::query_scalar(sql).bind(id).fetch_one(self.pool()).await
     }
 
-    async fn count_effects(&self) -> Result<i64, sqlx::Error> {
+    async fn effect_rows(&self) -> Result<i64, sqlx::Error> {
         sqlx::query_scalar(self.sql("select count(*) from {s}.effect")).fetch_one(self.pool()).await
     }
 

@@ -134,6 +134,13 @@ impl<T: Yard> Bench<'_, T> {
         for lot in messages("single", "warm-inline", WARM * FEW).chunks(FEW) {
             self.single.process_all(lot.to_vec()).await.map_err(text)?;
         }
+        self.own_the_end_of_the_log("warm-end").await
+    }
+
+    /// Receives a few messages of every lane here and handles them, as a process does that has been running for a while:
+    /// what comes next is known to come right after them, whoever has received what came before.
+    async fn own_the_end_of_the_log(&self, name: &str) -> Result<(), String> {
+        receive(&self.single, &messages("single", name, BATCH)).await?;
         self.drain_all().await
     }
 
@@ -198,7 +205,7 @@ impl<T: Yard> Bench<'_, T> {
 
     /// The same with one statement for each batch.
     async fn process_sets(&self, round: &mut Round) -> Result<(), String> {
-        self.drain_all().await?;
+        self.own_the_end_of_the_log("set-before").await?;
         receive(&self.set, &messages("set", "set", self.count)).await?;
         self.fill(&rows("recipe-set", self.count)).await?;
         let batches: Vec<Vec<String>> = self.ids("set").chunks(BATCH).map(<[String]>::to_vec).collect();
@@ -310,9 +317,9 @@ impl<T: Yard> Bench<'_, T> {
             rates[place] = match count {
                 Count::Sent(count) => rate(count, work).await?,
                 Count::Effects(count) => {
-                    let before = self.yard.count_effects().await.map_err(text)?;
+                    let before = self.yard.effect_rows().await.map_err(text)?;
                     let rate = rate(count, work).await?;
-                    let effects = self.yard.count_effects().await.map_err(text)? - before;
+                    let effects = self.yard.effect_rows().await.map_err(text)? - before;
                     if usize::try_from(effects) != Ok(count) {
                         return Err(format!("{count} messages had {effects} effects"));
                     }

@@ -116,7 +116,7 @@ impl Yard for SqliteTarget {
         Ok(found == 1)
     }
 
-    async fn count_effects(&self) -> Result<i64, sqlx::Error> {
+    async fn effect_rows(&self) -> Result<i64, sqlx::Error> {
         sqlx::query_scalar("select count(*) from effect").fetch_one(self.pool()).await
     }
 

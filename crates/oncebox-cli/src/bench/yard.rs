@@ -52,7 +52,7 @@ pub(crate) trait Yard: Target {
     fn has_effect(&self, id: &str) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
     /// How many effects there are.
-    fn count_effects(&self) -> impl Future<Output = Result<i64, sqlx::Error>> + Send;
+    fn effect_rows(&self) -> impl Future<Output = Result<i64, sqlx::Error>> + Send;
 
     /// What the server has counted so far, where it can tell.
     fn server_cost(&self) -> impl Future<Output = Result<Option<ServerCost>, sqlx::Error>> + Send;

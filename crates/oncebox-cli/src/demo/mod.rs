@@ -24,17 +24,20 @@ use crate::target::{MariaTarget, PgTarget, Place, SqliteTarget, Target};
 /// The most deliveries that may be asked for. What is planned is held in memory, 20 bytes for each delivery.
 const MOST_DELIVERIES: u64 = 50_000_000;
 
-/// How many deliveries there must be for each process that is killed or frozen: it is to have some in its hands.
-const PER_STRIKE: u64 = 20;
+/// How often a process is killed unless told.
+const CRASHES: u64 = 10;
+
+/// How many deliveries there are for each of them at least: it is to have some in its hands.
+const PER_CRASH: u64 = 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// How many different messages.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     messages: Number,
-    /// How often a process is killed with `kill -9`.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
-    crashes: u64,
+    /// How often a process is killed with `kill -9`; 10 unless set, fewer when there are less than 200 deliveries.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    crashes: Option<u64>,
     /// How often a process is frozen (SIGSTOP) for up to 6.5 seconds and goes on when others have its work.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=100_000))]
     pauses: u64,
@@ -101,19 +104,19 @@ async fn demo_on<T: Target>(
 ) -> Result<Report, Cut> {
     let seed = Seed::fixed(seed_number);
     let feeder = Feeder::new(options.messages, options.copies, &seed);
-    let strikes = options.crashes + options.pauses;
-    if strikes * PER_STRIKE > feeder.planned() {
+    let planned = feeder.planned();
+    let crashes = options.crashes.unwrap_or_else(|| CRASHES.min(planned / PER_CRASH));
+    let strikes = crashes + options.pauses;
+    if strikes > planned {
         return Err(Cut::Failed(format!(
-            "{strikes} kills and freezes are too many for {} deliveries, {PER_STRIKE} for each are needed; raise \
-             `--messages` or `--copies`",
-            feeder.planned()
+            "{strikes} kills and freezes are too many for {planned} deliveries; raise `--messages` or `--copies`"
         )));
     }
     let target = T::open(place, 4).await?;
     let mut storm = Storm::new(feeder, place, Duration::from_secs(options.patience));
     // To its end even when a signal comes: what was half made could not be removed for certain.
     let result = match target.create().await {
-        Ok(()) => stop.unless_told(run_storm(&target, options, &mut storm, &seed)).await,
+        Ok(()) => stop.unless_told(run_storm(&target, options, crashes, &mut storm, &seed)).await,
         Err(error) => Err(Cut::Failed(error)),
     };
     storm.end().await;
@@ -127,6 +130,7 @@ async fn demo_on<T: Target>(
 async fn run_storm<T: Target>(
     target: &T,
     options: &Options,
+    crashes: u64,
     storm: &mut Storm<'_>,
     seed: &Seed,
 ) -> Result<Report, String> {
@@ -136,7 +140,7 @@ async fn run_storm<T: Target>(
         for _ in 0..options.processes {
             storm.start_runner()?;
         }
-        storm.strike(options, seed, &bar.0).await?;
+        storm.strike(crashes, options.pauses, seed, &bar.0).await?;
         settle(target, storm).await?;
         storm.stop().await
     };

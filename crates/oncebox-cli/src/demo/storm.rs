@@ -7,7 +7,6 @@ use indicatif::ProgressBar;
 use oncebox::clock::Seed;
 use tokio::time::{Instant, sleep};
 
-use super::Options;
 use super::child::Runner;
 use super::feeder::Feeder;
 use crate::target::Place;
@@ -59,19 +58,20 @@ impl<'a> Storm<'a> {
     /// Frozen ones go on in its midst: the last stretch is not delivered before they all do.
     pub(crate) async fn strike(
         &mut self,
-        options: &Options,
+        crashes: u64,
+        pauses: u64,
         seed: &Seed,
         bar: &ProgressBar,
     ) -> Result<(), String> {
         let feeder = self.feeder.clone();
-        let strikes = options.crashes + options.pauses;
+        let strikes = crashes + pauses;
         let at = |strike: u64| (feeder.planned() * strike / (strikes + 2)).max(1);
         for strike in 1..=strikes {
             feeder.allow(at(strike + 1));
             self.until(feeder.reached(at(strike))).await?;
-            let pauses_left = options.pauses - self.pauses;
-            let crashes_left = options.crashes - self.crashes;
-            let pause = pauses_left > 0 && (crashes_left == 0 || seed.next() % strikes < options.pauses);
+            let pauses_left = pauses - self.pauses;
+            let crashes_left = crashes - self.crashes;
+            let pause = pauses_left > 0 && (crashes_left == 0 || seed.next() % strikes < pauses);
             if pause {
                 self.others_awake().await?;
             }

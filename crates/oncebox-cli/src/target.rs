@@ -165,8 +165,11 @@ impl Target for SqliteTarget {
     async fn remove(&self) -> Result<(), String> {
         self.pool.close().await;
         for file in sqlite_files(&self.file) {
-            if is_there(Path::new(&file)) {
-                std::fs::remove_file(&file).map_err(|error| format!("{file}: {error}"))?;
+            match std::fs::remove_file(&file) {
+                Ok(()) => {}
+                // A connection that is closed last removes some of them itself.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(format!("{file}: {error}")),
             }
         }
         Ok(())

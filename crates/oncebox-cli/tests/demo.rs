@@ -230,13 +230,13 @@ fn schema(runners: &[Runner]) -> String {
 #[test]
 fn runners_that_live_but_do_nothing_are_an_error_with_the_seed() {
     let mut demo =
-        Demo::start(&["demo", "--messages", "50000", "--processes", "1", "--patience", "1", "--json"]);
+        Demo::start(&["demo", "--messages", "50000", "--processes", "1", "--patience", "3", "--json"]);
     let runners = demo.wait_for("a runner", |runners| !runners.is_empty());
     kill(runners[0].pid, Signal::SIGSTOP).expect("it is frozen");
     let (output, folder) = demo.finish();
     let text = error_of(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("no delivery was acknowledged and no effect was added for 1s"), "{text}");
+    assert!(text.contains("no delivery was acknowledged and no effect was added for 3s"), "{text}");
     assert!(text.contains("to run it again: `--seed "), "{text}");
     assert!(runners.iter().all(is_dead), "no runner is left");
     assert_eq!(names_in(folder.path()), [""; 0], "no temporary folder is left");

@@ -8,9 +8,6 @@ use jiff::Timestamp;
 use crate::headers::{Headers, stored_headers};
 use crate::message::Message;
 
-/// The place of the payload among the lengths of a message.
-const PAYLOAD: usize = 4;
-
 /// Stands for a key that is not there.
 const NONE: usize = usize::MAX;
 
@@ -113,14 +110,6 @@ impl Packed {
         self.reader(index).text()
     }
 
-    /// How many bytes of payload one of them has.
-    ///
-    /// # Panics
-    /// When there are not so many.
-    pub fn payload_len(&self, index: usize) -> usize {
-        self.lengths[self.places[index].length + PAYLOAD]
-    }
-
     /// One of them, as it lies here.
     ///
     /// # Panics
@@ -155,6 +144,20 @@ impl Packed {
         for _ in 0..reader.length() {
             message.headers.push(reader.text(), self.bytes.slice(reader.range()));
         }
+        message
+    }
+
+    /// One of them, in memory of its own.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub(crate) fn copied(&self, index: usize) -> Message {
+        let mut message = self.message(index);
+        message.payload = Bytes::copy_from_slice(&message.payload);
+        message.headers = message.headers.iter().fold(Headers::new(), |mut headers, (name, value)| {
+            headers.push(name, Bytes::copy_from_slice(value));
+            headers
+        });
         message
     }
 
@@ -368,7 +371,8 @@ mod tests {
     fn assert_same(packed: &Packed, index: usize, message: &Message) {
         assert_eq!(packed.message(index), *message);
         assert_eq!(packed.kind(index), message.kind);
-        assert_eq!(packed.payload_len(index), message.payload.len());
+        assert_eq!(packed.size_of(index), message.size());
+        assert_eq!(packed.copied(index), *message);
         for view in [packed.view(index), message.into()] {
             assert_eq!((view.scope, view.id, view.kind), (&*message.scope, &*message.id, &*message.kind));
             assert_eq!((view.key, view.payload), (message.key.as_deref(), &*message.payload));
@@ -420,5 +424,14 @@ mod tests {
         message.sink.clear();
         message.scope = "default".to_owned();
         assert_same(&packed, 0, &message);
+    }
+
+    #[test]
+    fn a_copy_keeps_nothing_else_in_memory() {
+        let packed = Packed::new([&Message::with_id("1", "k", "body").header("h", "value")].into_iter());
+        let (shared, copy) = (packed.message(0), packed.copied(0));
+        let within = |bytes: &Bytes| packed.bytes.as_ptr_range().contains(&bytes.as_ptr());
+        assert!(within(&shared.payload) && within(shared.headers.get("h").unwrap()));
+        assert!(!within(&copy.payload) && !within(copy.headers.get("h").unwrap()));
     }
 }

@@ -107,6 +107,16 @@ impl Recent {
 
     /// Adds what a statement has appended, after its commit.
     pub fn remember(&self, arrivals: &[Arrival], appended: Appended) {
+        if appended.new.is_empty() {
+            // Copies take seqs, too. The run goes on behind them.
+            if let Some(run) = self.lock().as_mut()
+                && appended.follows == Some(run.tail)
+                && run.tail.upto == appended.after
+            {
+                run.tail.upto = appended.upto;
+            }
+            return;
+        }
         let of = |&(place, seq): &(usize, i64)| arrivals.get(place).map(|arrival| (arrival, seq));
         let Some((last, seq)) = appended.new.last().and_then(of) else { return };
         let places: Vec<(u16, i64)> =
@@ -310,6 +320,18 @@ mod tests {
         let tail = recent.tail().unwrap();
         assert_eq!(seqs(&recent, &tail, 4, 1), Some(vec![2, 3, 4]));
         assert_eq!(seqs(&recent, &tail, 5, 4), None, "somebody else has appended");
+    }
+
+    #[test]
+    fn copies_in_between_do_not_end_a_run() {
+        let recent = Recent::new(1_000_000);
+        append(&recent, 0, &arrivals(0..2, "k"));
+        let copies = |follows| Appended { upto: 5, follows, ..appended(2, &[], None) };
+        recent.remember(&[], copies(None));
+        assert_eq!(seqs(&recent, &recent.tail().unwrap(), 5, 2), None, "nobody has found the tail");
+        recent.remember(&[], copies(recent.tail()));
+        append(&recent, 5, &arrivals(2..3, "k"));
+        assert_eq!(seqs(&recent, &recent.tail().unwrap(), 6, 0), Some(vec![1, 2, 6]));
     }
 
     #[test]

@@ -413,9 +413,12 @@ pub struct LaneRow {
 }
 
 impl LaneRow {
-    /// A copy of the message.
+    /// A copy of the message, which keeps no other one in memory, however long it is kept itself.
     pub fn to_message(&self) -> Option<Message> {
-        self.message.clone().map(LaneMessage::into_message)
+        self.message.clone().map(|message| match message {
+            LaneMessage::Whole(message) => message,
+            LaneMessage::Packed(packed, index) => packed.copied(index),
+        })
     }
 }
 
@@ -445,11 +448,11 @@ impl LaneMessage {
         }
     }
 
-    /// How many bytes its payload has.
-    pub fn payload_len(&self) -> usize {
+    /// How many bytes its texts, headers and payload have.
+    pub(crate) fn size(&self) -> usize {
         match self {
-            Self::Whole(message) => message.payload.len(),
-            Self::Packed(packed, index) => packed.payload_len(*index),
+            Self::Whole(message) => message.size(),
+            Self::Packed(packed, index) => packed.size_of(*index),
         }
     }
 }

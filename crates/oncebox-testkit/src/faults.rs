@@ -44,6 +44,7 @@ struct PlanState {
     largest_lease: usize,
     fault: Option<Fault>,
     refused: Option<(&'static str, String)>,
+    refusals: usize,
 }
 
 /// One fault.
@@ -103,6 +104,11 @@ impl Plan {
         self.lock().refused = Some((method, id.into()));
     }
 
+    /// How often a call was refused because of it.
+    pub fn refusals(&self) -> usize {
+        self.lock().refusals
+    }
+
     /// No fault from now on.
     pub fn heal(&self) {
         self.lock().fault = None;
@@ -149,15 +155,15 @@ impl Plan {
     }
 
     fn check(&self, method: &'static str, arrivals: &[Arrival]) -> Result<(), Error> {
-        let state = self.lock();
-        match &state.refused {
-            Some((refusing, id))
-                if *refusing == method && arrivals.iter().any(|one| one.message().id == id) =>
-            {
-                Err(Error::new(ErrorKind::Invalid, format!("message `{id}` is refused on purpose")))
-            }
-            _ => Ok(()),
+        let mut state = self.lock();
+        let Some((_, id)) = state.refused.clone().filter(|(refusing, _)| *refusing == method) else {
+            return Ok(());
+        };
+        if arrivals.iter().all(|one| one.message().id != id) {
+            return Ok(());
         }
+        state.refusals += 1;
+        Err(Error::new(ErrorKind::Invalid, format!("message `{id}` is refused on purpose")))
     }
 
     async fn strike<T>(&self, how: How) -> Result<T, Error> {

@@ -84,8 +84,14 @@ where
 
 pub(crate) async fn fresh_tables<T: Yard>(place: &Place) -> Result<T, String> {
     let yard = T::open(place, 12).await?;
-    yard.create().await?;
-    yard.lay_out().await.map_err(text)?;
+    let made = async {
+        yard.create().await?;
+        yard.lay_out().await.map_err(text)
+    };
+    if let Err(error) = made.await {
+        yard.remove().await?;
+        return Err(error);
+    }
     Ok(yard)
 }
 

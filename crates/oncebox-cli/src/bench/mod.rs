@@ -81,11 +81,12 @@ async fn measured(options: &Options) -> Result<String, Cut> {
     }
     let result = stop.unless_told(measure(options, &place)).await;
     if matches!(result, Err(Cut::Stopped(_))) {
-        remove(&place).await?;
+        let removed = remove(&place).await;
         #[cfg(feature = "serve")]
         if options.http {
             remove(&http::own_place(&place)).await?;
         }
+        removed?;
     }
     result
 }

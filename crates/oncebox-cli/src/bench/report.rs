@@ -62,7 +62,7 @@ const RATIOS: [(&str, fn(&Round) -> f64); 13] = [
     ("ingest_batch_to_recipe", |round| round.ingest_batch / round.recipe_ingest_batch),
     ("ingest_batch_to_recipe_single", |round| round.ingest_batch / round.recipe_ingest),
     ("ingest_single_to_recipe", |round| round.ingest_single / round.recipe_ingest),
-    ("ingest_some_duplicates_to_floor", |round| round.ingest_some_duplicates / round.floor_insert),
+    ("ingest_some_duplicates_to_floor", |round| round.ingest_some_duplicates / round.floor_insert_later),
     ("process_to_floor", |round| round.process / round.floor_loop),
     ("process_to_recipe", |round| round.process / round.recipe_process),
     ("process_others_to_floor", |round| round.process_others / round.floor_loop),

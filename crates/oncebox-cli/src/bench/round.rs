@@ -12,7 +12,7 @@ use crate::bench::yard::{Row, Yard};
 use crate::target::Place;
 
 /// How many measurements a round has.
-pub(crate) const STEPS: u64 = 17;
+pub(crate) const STEPS: u64 = 18;
 /// How many callers ingest one by one.
 pub(crate) const CALLERS: usize = 8;
 /// How often each statement runs before it is timed: the pool hands out its connections in turns, and each of them has
@@ -27,6 +27,8 @@ const COPY_EVERY: usize = 100;
 #[derive(Debug, Default)]
 pub(crate) struct Round {
     pub(crate) floor_insert: f64,
+    /// The same into a table that has grown.
+    pub(crate) floor_insert_later: f64,
     pub(crate) floor_loop: f64,
     pub(crate) floor_batch: f64,
     pub(crate) recipe_ingest: f64,
@@ -104,13 +106,15 @@ impl<T: Yard> Bench<'_, T> {
         let ids: Vec<String> = (0..WARM).map(|number| id("warm-ids", number)).collect();
         for ((floor, recipe), ids) in floor.chunks(FEW).zip(recipe.chunks(FEW)).zip(ids.chunks(1)) {
             self.yard.floor_insert(floor).await.map_err(text)?;
-            self.yard.recipe_fill(recipe).await.map_err(text)?;
             self.yard.floor_loop(ids).await.map_err(text)?;
             self.yard.floor_batch(ids.to_vec()).await.map_err(text)?;
+            self.yard.recipe_fill(recipe).await.map_err(text)?;
+            // Of both kinds, as often as the others.
+            for set_based in [false, true] {
+                self.yard.recipe_process(set_based).await.map_err(text)?;
+            }
         }
-        for set_based in [false, true] {
-            self.recipe_process(set_based).await?;
-        }
+        self.recipe_process(true).await?;
         // Copies first, and then more than enough for the store to expect no more of them.
         let known = messages("single", "warm-known", FEW);
         receive(&self.single, &known).await?;
@@ -297,7 +301,16 @@ impl<T: Yard> Bench<'_, T> {
             self.step("all duplicates");
             receive_as(&self.single, &copies, Received::Duplicate).await
         };
-        [round.ingest_some_duplicates] = self.in_turns([some.boxed()], Count::Sent(self.count)).await?;
+        let bare = rows("floor-later", self.count);
+        let bare = async {
+            self.step("bare insert, later");
+            for chunk in bare.chunks(BATCH) {
+                self.yard.floor_insert(chunk).await.map_err(text)?;
+            }
+            Ok(())
+        };
+        [round.floor_insert_later, round.ingest_some_duplicates] =
+            self.in_turns([bare.boxed(), some.boxed()], Count::Sent(self.count)).await?;
         [round.ingest_duplicates] = self.in_turns([all.boxed()], Count::Sent(self.count)).await?;
         Ok(())
     }

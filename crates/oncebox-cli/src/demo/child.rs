@@ -115,6 +115,10 @@ impl Runner {
 
     async fn bury(&mut self) {
         self.writer.abort();
+        // A poll of it that is under way on another thread would take deliveries for nobody.
+        if !self.writer.is_finished() {
+            let _ = (&mut self.writer).await;
+        }
         // Acknowledgements it has written before it died still count.
         if !self.reader.is_finished() {
             let _ = (&mut self.reader).await;

@@ -164,7 +164,9 @@ impl<'a> Storm<'a> {
             runner.thaw_if_due()?;
         }
         let now = (self.feeder.acknowledged(), self.effects);
-        if now != self.progress.0 {
+        // While somebody is frozen the traffic may stand still.
+        let frozen = self.runners.iter().any(|runner| runner.frozen_until.is_some());
+        if frozen || now != self.progress.0 {
             self.progress = (now, Instant::now());
         }
         if self.progress.1.elapsed() > self.patience {

@@ -343,11 +343,11 @@ impl<St: Store, S: Clone + Send + Sync + 'static> LaneWork<'_, St, S> {
     /// Starts to read what comes after these rows, if the lanes will be read on.
     fn start_reading_ahead(&mut self, rows: &[LaneRow]) {
         let from = last_positions(rows);
-        let payload = |row: &LaneRow| row.message.as_ref().map_or(0, LaneMessage::payload_len);
+        let size = |row: &LaneRow| row.message.as_ref().map_or(0, LaneMessage::size);
         // More lanes than that are not kept.
         let all = from.len() == self.bounds.len() && from.len() <= FULL_LANES;
         let goes_on = self.keep && rows.len() == self.limit && all;
-        if !goes_on || self.handler.settings.ordered || rows.iter().map(payload).sum::<usize>() > MOST_AHEAD {
+        if !goes_on || self.handler.settings.ordered || rows.iter().map(size).sum::<usize>() > MOST_AHEAD {
             return;
         }
         let (store, handler) = (self.inbox.store.clone(), self.handler.clone());

@@ -48,8 +48,11 @@ struct Queue {
 
 struct Request {
     arrivals: Arc<Vec<Arrival>>,
-    answer: oneshot::Sender<Result<Vec<Received>, Arc<Error>>>,
+    answer: Answer,
 }
+
+/// Where a call waits for its answer.
+type Answer = oneshot::Sender<Result<Vec<Received>, Arc<Error>>>;
 
 #[derive(Default)]
 struct Times {
@@ -198,32 +201,39 @@ impl<St: Store> Inner<St> {
     async fn store_group(self: &Arc<Self>, group: Vec<Request>) {
         let (arrivals, answers): (Vec<_>, Vec<_>) =
             group.into_iter().map(|Request { arrivals, answer }| (arrivals, answer)).unzip();
-        let stored = match self.store_together(&arrivals).await {
+        match self.store_together(&arrivals).await {
             // One of the calls has something that the store refuses. The others must not hear of it.
             Err(error) if error.kind() == ErrorKind::Invalid && arrivals.len() > 1 => {
-                let mut stored = Vec::with_capacity(arrivals.len());
-                for own in arrivals {
-                    let alone = self.store_together(&[own]).await;
-                    stored.push(alone.map(|mut received| received.remove(0)).map_err(Arc::new));
-                }
-                stored
+                self.store_one_by_one(arrivals, answers).await;
             }
-            Ok(stored) => stored.into_iter().map(Ok).collect(),
-            Err(error) => {
-                let error = Arc::new(error);
-                answers.iter().map(|_| Err(error.clone())).collect()
-            }
-        };
-        if stored.iter().any(Result::is_ok) {
-            self.wake.ring();
-            self.clone().announce();
+            Ok(stored) => self.answer(answers.into_iter().zip(stored)),
+            Err(error) => fail(answers, &Arc::new(error)),
         }
-        for (answer, received) in answers.into_iter().zip(stored) {
-            if let Ok(received) = &received {
-                self.count(received);
+    }
+
+    async fn store_one_by_one(self: &Arc<Self>, arrivals: Vec<Arc<Vec<Arrival>>>, answers: Vec<Answer>) {
+        let mut left = arrivals.into_iter().zip(answers);
+        while let Some((own, answer)) = left.next() {
+            match self.store_together(&[own]).await {
+                Ok(stored) => self.answer([answer].into_iter().zip(stored)),
+                Err(error) if error.kind() == ErrorKind::Invalid => fail([answer], &Arc::new(error)),
+                // The store is away: the others need not find that out one after the other.
+                Err(error) => {
+                    let others = left.map(|(_, answer)| answer);
+                    return fail([answer].into_iter().chain(others), &Arc::new(error));
+                }
             }
+        }
+    }
+
+    /// Says what became of messages that are stored now.
+    fn answer(self: &Arc<Self>, answered: impl Iterator<Item = (Answer, Vec<Received>)>) {
+        self.wake.ring();
+        self.clone().announce();
+        for (answer, received) in answered {
+            self.count(&received);
             // The caller may have given up; its messages are stored all the same.
-            let _ = answer.send(received);
+            let _ = answer.send(Ok(received));
         }
     }
 
@@ -295,6 +305,12 @@ impl<St: Store> Inner<St> {
             kinds
         });
         *lock(&self.routes) = Arc::new(routes.collect());
+    }
+}
+
+fn fail(answers: impl IntoIterator<Item = Answer>, error: &Arc<Error>) {
+    for answer in answers {
+        let _ = answer.send(Err(error.clone()));
     }
 }
 

@@ -104,6 +104,7 @@ pub async fn a_call_that_the_store_refuses_harms_none_beside_it<T: Subject>(subj
     let error = bad.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("refused on purpose"), "{error}");
+    assert_eq!(plan.refusals(), 2, "once together with the others, once alone");
     drain(&inbox).await;
     assert_once(&subject, &["first", "a", "b", "d"].map(message), &["charge"]).await;
 }

@@ -145,7 +145,7 @@ async fn a_message_larger_than_the_packet_is_refused_and_harms_no_other() {
     // Calls that come at the same time share a statement, but not its refusal.
     let (good, refused, other) =
         ([large("good", 10)], [large("too large", 2 * 1024 * 1024)], [large("other", 10)]);
-    let calls = join!(inbox.receive(&good), inbox.receive(&refused), inbox.receive(&other));
+    let calls = tokio::join!(inbox.receive(&good), inbox.receive(&refused), inbox.receive(&other));
     assert_eq!((calls.0.unwrap(), calls.2.unwrap()), (vec![Received::New], vec![Received::New]));
     let error = calls.1.unwrap_err();
     assert!(error.to_string().contains("max_allowed_packet"), "{error}");

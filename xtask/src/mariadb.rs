@@ -219,6 +219,9 @@ impl Home {
              port = {port}\n\
              max_connections = 400\n\
              innodb_buffer_pool_size = 64M\n\
+             # Each test has tables of its own, all at once many more than a server has room for unless told.\n\
+             table_definition_cache = 10000\n\
+             table_open_cache = 10000\n\
              # Room for the largest message that the library takes unless told otherwise.\n\
              max_allowed_packet = 64M\n\
              # Tests kill the server and then count what was committed.\n\

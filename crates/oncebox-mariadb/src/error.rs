@@ -169,9 +169,11 @@ fn lost_connection(number: u16) -> bool {
     matches!(number, 1053 | 1152..=1161 | 1184 | 1317 | 1927 | 4031)
 }
 
-/// Too many connections, no memory or no room for a while, a node that is not ready.
+/// Too many connections, no memory or no room for a while, a node that is not ready. 1615 says that the server has thrown
+/// the table out of a cache between preparing a statement and running it, again and again: it has more tables in use than
+/// `table_definition_cache` holds. Nothing was done then.
 fn is_overload(number: u16) -> bool {
-    matches!(number, 1021 | 1037 | 1038 | 1040 | 1041 | 1047 | 1135 | 1203 | 1226)
+    matches!(number, 1021 | 1037 | 1038 | 1040 | 1041 | 1047 | 1135 | 1203 | 1226 | 1615)
 }
 
 #[cfg(test)]

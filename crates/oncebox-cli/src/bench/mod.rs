@@ -32,8 +32,8 @@ pub(crate) use cost::statement_counter;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The store: `sqlite:FILE` (a temporary file unless set), `postgres://…` or `mysql://…` (MariaDB). Own tables,
-    /// removed at the end.
+    /// The store: `sqlite:FILE` (one that is not there yet; a temporary one unless set), `postgres://…` or `mysql://…`
+    /// (MariaDB). Own tables, removed at the end.
     #[arg(long)]
     store: Option<String>,
     /// A broker to measure with the store instead: `amqp://…` (RabbitMQ), `amqp1://…` (RabbitMQ with AMQP 1.0), `nats://…`,

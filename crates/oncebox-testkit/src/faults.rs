@@ -98,10 +98,10 @@ impl Plan {
         plan
     }
 
-    /// Whenever this method (`receive` or `begin_inline`) is given the message with this id, it answers that it cannot
-    /// store it, as a store does with a message that is larger than a packet of its own.
-    pub fn refuse(&self, method: &'static str, id: impl Into<String>) {
-        self.lock().refused = Some((method, id.into()));
+    /// Whenever this method (`receive` or `begin_inline`) is given a message with this id or this payload, it answers that
+    /// it cannot store it, as a store does with a message that is larger than a packet of its own.
+    pub fn refuse(&self, method: &'static str, what: impl Into<String>) {
+        self.lock().refused = Some((method, what.into()));
     }
 
     /// How often a call was refused because of it.
@@ -156,14 +156,15 @@ impl Plan {
 
     fn check(&self, method: &'static str, arrivals: &[Arrival]) -> Result<(), Error> {
         let mut state = self.lock();
-        let Some((_, id)) = state.refused.clone().filter(|(refusing, _)| *refusing == method) else {
+        let Some((_, what)) = state.refused.clone().filter(|(refusing, _)| *refusing == method) else {
             return Ok(());
         };
-        if arrivals.iter().all(|one| one.message().id != id) {
+        let mut messages = arrivals.iter().map(Arrival::message);
+        if !messages.any(|message| message.id == what || message.payload == what.as_bytes()) {
             return Ok(());
         }
         state.refusals += 1;
-        Err(Error::new(ErrorKind::Invalid, format!("message `{id}` is refused on purpose")))
+        Err(Error::new(ErrorKind::Invalid, format!("message `{what}` is refused on purpose")))
     }
 
     async fn strike<T>(&self, how: How) -> Result<T, Error> {

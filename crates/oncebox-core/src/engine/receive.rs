@@ -1,8 +1,8 @@
 //! Receives messages: calls that arrive at the same time share one statement and one commit.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -42,17 +42,25 @@ struct Inner<St> {
 
 #[derive(Default)]
 struct Queue {
-    waiting: Vec<Request>,
+    waiting: VecDeque<Waiting>,
     running: bool,
 }
 
-struct Request {
-    arrivals: Arc<Vec<Arrival>>,
-    answer: Answer,
+/// A call whose turn has not come. It keeps its messages itself, so that they go with it when it is given up: while the
+/// store stands still, senders give up and send again.
+struct Waiting {
+    arrivals: Weak<Vec<Arrival>>,
+    answer: oneshot::Sender<Outcome>,
 }
 
-/// Where a call waits for its answer.
-type Answer = oneshot::Sender<Result<Vec<Received>, Arc<Error>>>;
+/// A call whose messages are stored whether it waits for that or not.
+struct Request {
+    arrivals: Arc<Vec<Arrival>>,
+    answer: oneshot::Sender<Outcome>,
+}
+
+/// What one call is told. Calls of one statement share its error.
+type Outcome = Result<Vec<Received>, Arc<Error>>;
 
 #[derive(Default)]
 struct Times {
@@ -162,100 +170,98 @@ impl<St: Store> Receiver<St> {
         let (answer, answered) = oneshot::channel();
         let start = {
             let mut queue = lock(&self.inner.queue);
-            queue.waiting.push(Request { arrivals, answer });
+            queue.waiting.push_back(Waiting { arrivals: Arc::downgrade(&arrivals), answer });
             !std::mem::replace(&mut queue.running, true)
         };
         if start {
+            // Made here: a runtime that shuts down may never run what is spawned on it.
+            let working = Working(Some(self.inner.clone()));
             // Spawned, so that a caller that gives up does not take the others' messages with it.
-            tokio::spawn(self.inner.clone().work_off());
+            tokio::spawn(working.work_off());
         }
-        match answered.await {
+        let answered = answered.await;
+        // Until here the queue relies on them.
+        drop(arrivals);
+        match answered {
             Ok(Ok(received)) => Ok(received),
             Ok(Err(error)) => Err(Error::caused(error.kind(), "messages could not be stored", error)),
             Err(_) => {
-                Err(Error::new(ErrorKind::Unavailable, "the runtime shut down while messages were stored"))
+                let text = "it is not known whether messages were stored: the runtime shut down, or the store panicked";
+                Err(Error::new(ErrorKind::Unavailable, text))
             }
         }
     }
 }
 
 impl<St: Store> Inner<St> {
-    async fn work_off(self: Arc<Self>) {
-        // Should the store panic, callers must get an error instead of waiting for ever.
-        let guard = Reset(&self.queue);
-        loop {
-            let group = {
-                let mut queue = lock(&self.queue);
-                let group = take_group(&mut queue.waiting);
-                if group.is_empty() {
-                    queue.running = false;
-                    std::mem::forget(guard);
-                    return;
-                }
-                group
-            };
-            self.store_group(group).await;
-        }
-    }
-
+    /// Stores all of them, those of a call together.
     async fn store_group(self: &Arc<Self>, group: Vec<Request>) {
-        let (arrivals, answers): (Vec<_>, Vec<_>) =
-            group.into_iter().map(|Request { arrivals, answer }| (arrivals, answer)).unzip();
-        match self.store_together(&arrivals).await {
-            // One of the calls has something that the store refuses. The others must not hear of it.
-            Err(error) if error.kind() == ErrorKind::Invalid && arrivals.len() > 1 => {
-                self.store_one_by_one(arrivals, answers).await;
-            }
-            Ok(stored) => self.answer(answers.into_iter().zip(stored)),
-            Err(error) => fail(answers, &Arc::new(error)),
-        }
-    }
-
-    async fn store_one_by_one(self: &Arc<Self>, arrivals: Vec<Arc<Vec<Arrival>>>, answers: Vec<Answer>) {
-        let mut left = arrivals.into_iter().zip(answers);
-        while let Some((own, answer)) = left.next() {
-            match self.store_together(&[own]).await {
-                Ok(stored) => self.answer([answer].into_iter().zip(stored)),
-                Err(error) if error.kind() == ErrorKind::Invalid => fail([answer], &Arc::new(error)),
+        let mut left = vec![group];
+        while let Some(mut group) = left.pop() {
+            let calls: Vec<_> = group.iter().map(|request| request.arrivals.clone()).collect();
+            match self.store_together(&calls).await {
+                Ok(outcomes) => self.answer(group, outcomes),
+                // One of the calls has something that the store refuses. The others must not hear of it.
+                Err(error) if error.kind() == ErrorKind::Invalid && group.len() > 1 => {
+                    let later = group.split_off(group.len() / 2);
+                    left.extend([later, group]);
+                }
+                Err(error) if error.kind() == ErrorKind::Invalid => fail(group, &Arc::new(error)),
                 // The store is away: the others need not find that out one after the other.
                 Err(error) => {
-                    let others = left.map(|(_, answer)| answer);
-                    return fail([answer].into_iter().chain(others), &Arc::new(error));
+                    let others = left.into_iter().rev().flatten();
+                    return fail(group.into_iter().chain(others), &Arc::new(error));
                 }
             }
         }
     }
 
-    /// Says what became of messages that are stored now.
-    fn answer(self: &Arc<Self>, answered: impl Iterator<Item = (Answer, Vec<Received>)>) {
+    /// Says what became of messages, of which some at least are stored now.
+    fn answer(self: &Arc<Self>, group: Vec<Request>, outcomes: Vec<Outcome>) {
         self.wake.ring();
         self.clone().announce();
-        for (answer, received) in answered {
-            self.count(&received);
+        for (request, outcome) in group.into_iter().zip(outcomes) {
+            if let Ok(received) = &outcome {
+                self.count(received);
+            }
             // The caller may have given up; its messages are stored all the same.
-            let _ = answer.send(Ok(received));
+            let _ = request.answer.send(outcome);
         }
     }
 
     /// Stores the messages of several calls in one statement, and answers for each call.
-    async fn store_together(&self, calls: &[Arc<Vec<Arrival>>]) -> Result<Vec<Vec<Received>>, Error> {
+    async fn store_together(&self, calls: &[Arc<Vec<Arrival>>]) -> Result<Vec<Outcome>, Error> {
         let Joined { unique, repeats, places } = Joined::new(calls);
         let stored = self.store.receive(&unique).await?;
         // Copies with other bytes of messages in the same statement: the store can judge them now.
-        let repeated = self.store_repeats(repeats).await?;
+        let repeated = self.store_repeats(repeats).await;
         let answers = |own: Vec<(usize, Copy)>| {
             own.into_iter().map(|(place, copy)| copy.answer(stored[place], &repeated)).collect()
         };
         Ok(places.into_iter().map(answers).collect())
     }
 
-    async fn store_repeats(&self, repeats: Vec<Arrival>) -> Result<Vec<Received>, Error> {
+    /// A copy that cannot be stored concerns its own call; what came before it is stored.
+    async fn store_repeats(&self, repeats: Vec<Arrival>) -> Vec<Result<Received, Arc<Error>>> {
         // One at a time: several of them may share an identity. This is as rare as it is wrong.
-        let mut answers = Vec::with_capacity(repeats.len());
+        let mut answers: Vec<Result<Received, Arc<Error>>> = Vec::with_capacity(repeats.len());
         for arrival in repeats {
-            answers.extend(self.store.receive(&[arrival]).await?);
+            let away = answers.last().and_then(|last| last.as_ref().err());
+            let away = away.filter(|error| error.kind() != ErrorKind::Invalid).cloned();
+            answers.push(match away {
+                Some(error) => Err(error),
+                None => self.store_repeat(arrival).await.map_err(Arc::new),
+            });
         }
-        Ok(answers)
+        answers
+    }
+
+    async fn store_repeat(&self, arrival: Arrival) -> Result<Received, Error> {
+        let answers = self.store.receive(&[arrival]).await?;
+        answers
+            .first()
+            .copied()
+            .ok_or_else(|| Error::new(ErrorKind::Store, "the store did not answer for a message"))
     }
 
     fn count(&self, received: &[Received]) {
@@ -270,13 +276,14 @@ impl<St: Store> Inner<St> {
         if self.announcing.swap(true, Ordering::SeqCst) {
             return;
         }
+        let announcing = Announcing(self.clone());
         let wait = lock(&self.last)
             .announced
             .map_or(Duration::ZERO, |last| ANNOUNCE_EVERY.saturating_sub(last.elapsed()));
         tokio::spawn(async move {
             tokio::time::sleep(wait).await;
             lock(&self.last).announced = Some(Instant::now());
-            self.announcing.store(false, Ordering::SeqCst);
+            drop(announcing);
             if let Err(error) = self.store.announce().await {
                 tracing::debug!(%error, "other processes could not be woken; they poll");
             }
@@ -308,17 +315,50 @@ impl<St: Store> Inner<St> {
     }
 }
 
-fn fail(answers: impl IntoIterator<Item = Answer>, error: &Arc<Error>) {
-    for answer in answers {
-        let _ = answer.send(Err(error.clone()));
+fn fail(group: impl IntoIterator<Item = Request>, error: &Arc<Error>) {
+    for request in group {
+        let _ = request.answer.send(Err(error.clone()));
     }
 }
 
-struct Reset<'a>(&'a Mutex<Queue>);
+/// Whoever works off the queue; at most one at a time.
+///
+/// When it goes away before its end, because the store panicked or the runtime shut down, all who wait get an error, and
+/// the next call starts another one.
+struct Working<St>(Option<Arc<Inner<St>>>);
 
-impl Drop for Reset<'_> {
+impl<St: Store> Working<St> {
+    async fn work_off(mut self) {
+        while let Some(inner) = self.0.clone() {
+            let group = {
+                let mut queue = lock(&inner.queue);
+                let group = take_group(&mut queue.waiting);
+                if group.is_empty() {
+                    queue.running = false;
+                    self.0 = None;
+                    return;
+                }
+                group
+            };
+            inner.store_group(group).await;
+        }
+    }
+}
+
+impl<St> Drop for Working<St> {
     fn drop(&mut self) {
-        *lock(self.0) = Queue::default();
+        if let Some(inner) = &self.0 {
+            *lock(&inner.queue) = Queue::default();
+        }
+    }
+}
+
+/// A hint is under way; gone when it is, or when it will never be.
+struct Announcing<St>(Arc<Inner<St>>);
+
+impl<St> Drop for Announcing<St> {
+    fn drop(&mut self) {
+        self.0.announcing.store(false, Ordering::SeqCst);
     }
 }
 
@@ -384,29 +424,38 @@ enum Copy {
 }
 
 impl Copy {
-    fn answer(self, first: Received, repeated: &[Received]) -> Received {
+    fn answer(
+        self,
+        first: Received,
+        repeated: &[Result<Received, Arc<Error>>],
+    ) -> Result<Received, Arc<Error>> {
         match (self, first) {
-            (Copy::First, first) => first,
+            (Copy::First, first) => Ok(first),
             // The first one conflicts with an older message, and so does its copy.
-            (Copy::Same, Received::Conflict) => Received::Conflict,
-            (Copy::Same, _) => Received::Duplicate,
-            (Copy::Other(place), _) => repeated[place],
+            (Copy::Same, Received::Conflict) => Ok(Received::Conflict),
+            (Copy::Same, _) => Ok(Received::Duplicate),
+            (Copy::Other(place), _) => repeated[place].clone(),
         }
     }
 }
 
 /// The requests that fit into one statement, in the order they came.
-fn take_group(waiting: &mut Vec<Request>) -> Vec<Request> {
-    let (mut messages, mut bytes, mut fitting) = (0, 0, 0);
-    for request in waiting.iter() {
-        messages += request.arrivals.len();
-        bytes += request.arrivals.iter().map(Arrival::size).sum::<usize>();
-        if fitting > 0 && (messages > MOST_MESSAGES || bytes > MOST_BYTES) {
+///
+/// Those whose callers have given up are left out: nobody was promised anything.
+fn take_group(waiting: &mut VecDeque<Waiting>) -> Vec<Request> {
+    let (mut messages, mut bytes) = (0, 0);
+    let mut group = Vec::new();
+    while let Some(next) = waiting.pop_front() {
+        let Some(arrivals) = next.arrivals.upgrade() else { continue };
+        messages += arrivals.len();
+        bytes += arrivals.iter().map(Arrival::size).sum::<usize>();
+        if !group.is_empty() && (messages > MOST_MESSAGES || bytes > MOST_BYTES) {
+            waiting.push_front(next);
             break;
         }
-        fitting += 1;
+        group.push(Request { arrivals, answer: next.answer });
     }
-    waiting.drain(..fitting).collect()
+    group
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -10,6 +10,7 @@ mod outbox;
 mod purge;
 mod receive;
 mod recent;
+mod runtimes;
 mod search;
 mod transactions;
 

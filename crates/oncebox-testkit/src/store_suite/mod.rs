@@ -45,6 +45,8 @@ macro_rules! store_suite {
             every_message_of_a_long_call_gets_its_own_answer,
             copies_received_at_the_same_time_are_one_message,
             a_call_that_the_store_refuses_harms_none_beside_it,
+            a_refused_copy_with_other_bytes_harms_no_call_but_its_own,
+            calls_that_were_given_up_while_they_waited_are_not_stored,
             batches_in_opposite_order_do_not_deadlock,
             a_known_id_with_other_bytes_is_a_conflict_that_is_kept,
             a_conflict_within_one_call_is_told_from_a_copy,

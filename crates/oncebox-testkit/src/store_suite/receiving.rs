@@ -96,17 +96,70 @@ pub async fn a_call_that_the_store_refuses_harms_none_beside_it<T: Subject>(subj
     };
     let first = tokio::spawn(call(&["first"]));
     plan.struck().await;
-    let (one, bad, two, ()) =
-        tokio::join!(call(&["a", "b"]), call(&["c", "bad"]), call(&["b", "d"]), async { plan.heal() });
+    let (one, bad, two, three, ()) =
+        tokio::join!(call(&["a", "b"]), call(&["c", "bad"]), call(&["b", "d"]), call(&["d", "e"]), async {
+            plan.heal();
+        });
     assert_eq!(first.await.unwrap().unwrap(), [Received::New]);
     assert_eq!(one.unwrap(), [Received::New, Received::New]);
     assert_eq!(two.unwrap(), [Received::Duplicate, Received::New]);
+    assert_eq!(three.unwrap(), [Received::Duplicate, Received::New]);
     let error = bad.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("refused on purpose"), "{error}");
-    assert_eq!(plan.refusals(), 2, "once together with the others, once alone");
+    assert_eq!(plan.refusals(), 3, "with all the others, with half of them, and alone");
+    assert_eq!(plan.calls()["receive"], 3, "the first, that beside it, and the other half");
     drain(&inbox).await;
-    assert_once(&subject, &["first", "a", "b", "d"].map(message), &["charge"]).await;
+    assert_once(&subject, &["first", "a", "b", "d", "e"].map(message), &["charge"]).await;
+}
+
+/// A copy with other bytes goes to the store after the message itself. What that refuses is not told to its neighbours,
+/// and not stored once more: they would be called duplicates of themselves.
+pub async fn a_refused_copy_with_other_bytes_harms_no_call_but_its_own<T: Subject>(subject: T) {
+    let plan = Plan::with(Fault { method: "receive", call: 1, side: Side::Before, how: How::Stall });
+    plan.refuse("receive", "other bytes");
+    let inbox = Inbox::new(Faulty::new(subject.store(), plan.clone()));
+    let inbox = registered(inbox.on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let call = |messages: Vec<Message>| {
+        let inbox = inbox.clone();
+        async move { inbox.receive(&messages).await }
+    };
+    let first = tokio::spawn(call(vec![message("first")]));
+    plan.struck().await;
+    let other = Message::new(KIND, "other bytes").id("a");
+    let (one, bad, two, ()) = tokio::join!(
+        call(vec![message("a")]),
+        call(vec![other, message("b")]),
+        call(vec![message("c")]),
+        async { plan.heal() }
+    );
+    first.await.unwrap().unwrap();
+    assert_eq!((one.unwrap(), two.unwrap()), (vec![Received::New], vec![Received::New]));
+    assert_eq!(bad.unwrap_err().kind(), ErrorKind::Invalid);
+    drain(&inbox).await;
+    assert_once(&subject, &["first", "a", "b", "c"].map(message), &["charge"]).await;
+}
+
+/// While the store stands still, senders give up and send again; what they gave up must not pile up in memory.
+pub async fn calls_that_were_given_up_while_they_waited_are_not_stored<T: Subject>(subject: T) {
+    let plan = Plan::with(Fault { method: "receive", call: 1, side: Side::Before, how: How::Stall });
+    let inbox = Inbox::new(Faulty::new(subject.store(), plan.clone()));
+    let inbox = registered(inbox.on(KIND, handler("charge", recording::<T>("charge")))).await;
+    let call = |id: String| {
+        let inbox = inbox.clone();
+        async move { inbox.receive(&[message(id)]).await }
+    };
+    let first = tokio::spawn(call("first".to_owned()));
+    plan.struck().await;
+    for number in 0..50 {
+        let mut given_up = Box::pin(call(format!("given-up-{number}")));
+        assert!(futures_util::poll!(given_up.as_mut()).is_pending(), "the first statement still runs");
+    }
+    let (last, ()) = tokio::join!(call("last".to_owned()), async { plan.heal() });
+    assert_eq!(last.unwrap(), [Received::New]);
+    first.await.unwrap().unwrap();
+    drain(&inbox).await;
+    assert_once(&subject, &["first", "last"].map(message), &["charge"]).await;
 }
 
 /// Rows are always locked in one order.

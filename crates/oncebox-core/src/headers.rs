@@ -13,6 +13,11 @@ use crate::error::Error;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Headers(Vec<(String, Bytes)>);
 
+/// What each header takes besides its name and value, stored and in memory, at the least.
+///
+/// Without it any number of empty ones would count as nothing.
+pub(crate) const AROUND_A_HEADER: usize = 8;
+
 impl Headers {
     /// No headers.
     pub fn new() -> Self {
@@ -60,6 +65,11 @@ impl Headers {
         self.0.is_empty()
     }
 
+    /// How many bytes their names and values have, and a few more for each of them.
+    pub(crate) fn size(&self) -> usize {
+        self.iter().map(|(name, value)| size_of_header(name, value)).sum()
+    }
+
     /// The form in which stores keep headers: a JSON list of `[name, value]`, where a value that is not UTF-8
     /// is `{"base64": "…"}`. Empty text for no headers.
     pub fn to_stored(&self) -> String {
@@ -96,6 +106,10 @@ impl Headers {
         }
         Ok(headers)
     }
+}
+
+pub(crate) fn size_of_header(name: &str, value: &[u8]) -> usize {
+    name.len() + value.len() + AROUND_A_HEADER
 }
 
 /// The stored form of at least one header.

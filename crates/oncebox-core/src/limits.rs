@@ -18,7 +18,7 @@ pub const LONGEST_KIND: usize = 255;
 pub const LONGEST_KEY: usize = 512;
 /// The most bytes of a scope.
 pub const LONGEST_SCOPE: usize = 255;
-/// The most bytes of all headers together, as stored.
+/// The most bytes of all headers together: their names and values, and 8 for each of them.
 pub const LONGEST_HEADERS: usize = 64 * 1024;
 
 impl Default for Limits {
@@ -37,7 +37,7 @@ impl Limits {
         if let Some(key) = &message.key {
             text("key", key, 1, LONGEST_KEY)?;
         }
-        let headers: usize = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let headers = message.headers.size();
         if headers > LONGEST_HEADERS {
             return Err(Error::invalid(format!(
                 "headers of message `{}` have {headers} bytes; the limit is {LONGEST_HEADERS}",
@@ -81,6 +81,8 @@ mod tests {
     fn every_limit_is_refused_with_the_name_of_the_field() {
         let limits = Limits { payload_bytes: 10 };
         let ok = || Message::new("kind", "body").id("id");
+        let empty_headers = |count: usize| (0..count).fold(ok(), |message, _| message.header("", ""));
+        limits.check(&empty_headers(LONGEST_HEADERS / 8)).unwrap();
         limits.check(&ok()).unwrap();
         limits.check(&ok().id("x".repeat(512)).key("k".repeat(512))).unwrap();
         for (message, word) in [
@@ -93,6 +95,7 @@ mod tests {
             (Message::new("k".repeat(256), "x"), "kind"),
             (ok().scope("s".repeat(256)), "scope"),
             (ok().header("h", vec![0; 70_000]), "headers"),
+            (empty_headers(LONGEST_HEADERS / 8 + 1), "headers"),
             (Message::new("kind", vec![0; 11]), "payload"),
         ] {
             let error = limits.check(&message).unwrap_err();

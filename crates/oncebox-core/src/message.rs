@@ -137,9 +137,8 @@ impl Message {
 
     /// How many bytes its texts, headers and payload have.
     pub(crate) fn size(&self) -> usize {
-        let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         let texts = self.kind.len() + self.stored_scope().len() + self.id.len();
-        texts + self.key.as_ref().map_or(0, String::len) + headers + self.payload.len()
+        texts + self.key.as_ref().map_or(0, String::len) + self.headers.size() + self.payload.len()
     }
 
     /// The 16 bytes that tell a duplicate (same kind and payload) from a conflict.

@@ -5,11 +5,13 @@ use std::fmt;
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use crate::headers::{Headers, stored_headers};
+use crate::headers::{AROUND_A_HEADER, Headers, stored_headers};
 use crate::message::Message;
 
 /// Stands for a key that is not there.
 const NONE: usize = usize::MAX;
+/// How many lengths a message without headers has.
+const LENGTHS: usize = 6;
 
 /// Messages as a store has them: with a scope, and without a sink.
 ///
@@ -46,7 +48,7 @@ impl Packed {
             texts += message.kind.len() + message.stored_scope().len() + message.id.len();
             texts += message.key.as_ref().map_or(0, String::len);
             bytes += message.payload.len();
-            lengths += 6 + 2 * message.headers.len();
+            lengths += LENGTHS + 2 * message.headers.len();
             for (name, value) in message.headers.iter() {
                 texts += name.len();
                 bytes += value.len();
@@ -99,7 +101,8 @@ impl Packed {
     /// How many bytes the texts, headers and payload of one of them have.
     pub(crate) fn size_of(&self, index: usize) -> usize {
         let (start, end) = self.bounds(index);
-        end.text - start.text + end.byte - start.byte
+        let headers = (end.length - start.length - LENGTHS) / 2;
+        end.text - start.text + end.byte - start.byte + headers * AROUND_A_HEADER
     }
 
     /// The kind of one of them.

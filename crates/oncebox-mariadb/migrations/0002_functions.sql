@@ -85,7 +85,7 @@ begin
     if is_good and not is_list then
         set all_names = json_keys(headers);
     end if;
-    while is_good and place < json_length(headers) do
+    while is_good and bytes <= 65536 and place < json_length(headers) do
         if is_list then
             set value = json_extract(headers, concat('$[', place, ']'));
             set is_good = json_type(value) = 'ARRAY' and json_length(value) = 2
@@ -112,7 +112,8 @@ begin
         end if;
         set stored = concat(stored, if(place > 0, ',', ''), '[', json_quote(name), ',', value, ']');
         set is_good = is_good and stored is not null;
-        set bytes = bytes + coalesce(octet_length(name), 0);
+        -- Each counts 8 bytes more: any number of empty ones would be nothing.
+        set bytes = bytes + coalesce(octet_length(name), 0) + 8;
         set place = place + 1;
     end while;
     if not is_good then

@@ -287,6 +287,7 @@ async fn both_refuse_the_same_messages_and_name_the_field() {
             (good().scope("s".repeat(256)), "scope"),
             (good().to("s".repeat(256)), "sink"),
             (headers, "headers"),
+            (good().header("h".repeat(529), "v".repeat(65_000)), "headers"),
         ] {
             let own = Limits::default().check(&message).unwrap_err();
             assert!(own.to_string().contains(word), "{own}");

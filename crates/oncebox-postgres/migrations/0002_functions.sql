@@ -126,8 +126,9 @@ begin
                 else '{"base64":"' || translate(encode(decode(pair.value -> 1 ->> 'base64', 'base64'), 'base64'), E'\n', '') || '"}'
             end || ']', ',' order by pair.ordinality
         ) || ']',
+        -- Each counts 8 bytes more: any number of empty ones would be nothing.
         sum(
-            octet_length(convert_to(pair.value ->> 0, 'UTF8'))
+            8 + octet_length(convert_to(pair.value ->> 0, 'UTF8'))
             + case json_typeof(pair.value -> 1)
                 when 'string' then octet_length(convert_to(pair.value ->> 1, 'UTF8'))
                 else octet_length(decode(pair.value -> 1 ->> 'base64', 'base64'))

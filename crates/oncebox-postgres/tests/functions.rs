@@ -303,6 +303,7 @@ async fn both_refuse_the_same_messages_and_name_the_field() {
             (good().scope("s".repeat(256)), "scope"),
             (good().to("s".repeat(256)), "sink"),
             (headers, "headers"),
+            (good().header("h".repeat(529), "v".repeat(65_000)), "headers"),
             (Message::with_id("1", "order", vec![0; 16 * 1024 * 1024 + 1]), "payload"),
         ] {
             let own = Limits::default().check(&message).unwrap_err();
@@ -331,7 +332,7 @@ async fn both_refuse_the_same_messages_and_name_the_field() {
         let longest = Message::with_id("i".repeat(512), "k".repeat(255), vec![7; 16 * 1024 * 1024])
             .scope("s".repeat(255))
             .key("k".repeat(512))
-            .header("h".repeat(536), "v".repeat(65_000));
+            .header("h".repeat(528), "v".repeat(65_000));
         assert_eq!(scratch.received(&longest).await, "new");
         assert_eq!(scratch.by_library(&longest).await, Received::Duplicate);
 

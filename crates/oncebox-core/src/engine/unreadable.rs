@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::counters::Counter;
 use crate::error::Error;
+use crate::headers::size_of_header;
 use crate::inbox::Inbox;
 use crate::limits::{LONGEST_HEADERS, LONGEST_ID, LONGEST_KEY, LONGEST_KIND};
 use crate::mapping::hex;
@@ -41,8 +42,9 @@ impl Unreadable {
         message.key = message.key.filter(|key| holds(key, 1, LONGEST_KEY));
         let mut room = LONGEST_HEADERS;
         message.headers.retain(|name, value| {
-            let fits = name.len() + value.len() <= room;
-            room -= if fits { name.len() + value.len() } else { 0 };
+            let size = size_of_header(name, value);
+            let fits = size <= room;
+            room -= if fits { size } else { 0 };
             fits
         });
         Self { message, fault }

@@ -41,6 +41,17 @@ impl Problem {
         }
     }
 
+    /// What the server says of the messages it was given: they are at fault, and not the server.
+    pub(crate) fn blame_messages(self) -> Self {
+        match (self.code(), self) {
+            // A value that does not fit its column or the database's encoding; a limit of the server's.
+            (Some(code), Self::Driver(error)) if code.starts_with("22") || code.starts_with("54") => {
+                Error::caused(ErrorKind::Invalid, "postgres cannot hold a message", error).into()
+            }
+            (_, problem) => problem,
+        }
+    }
+
     pub(crate) fn into_error(self) -> Error {
         match self {
             Self::Driver(error) => classify(error),

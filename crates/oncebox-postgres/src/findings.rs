@@ -130,6 +130,11 @@ fn settings(row: &PgRow) -> Result<Vec<Finding>, Problem> {
         let remedy = "make pools smaller, put a pooler in between, or raise max_connections";
         all.push(Finding::new("connections", Severity::Warning, what, remedy));
     }
+    if let Some(encoding) = row.try_get::<Option<&str>, _>(9)? {
+        let what = format!("the database has the encoding {encoding}, which cannot hold every message");
+        let remedy = "move to a database with the encoding UTF8";
+        all.push(Finding::new("encoding", Severity::Fault, what, remedy));
+    }
     let prepared = amount(row, 8)?;
     if prepared > 0 {
         let what = format!(

@@ -40,6 +40,13 @@ impl Inner {
                  `allow_relaxed_durability`"
             )));
         }
+        let encoding: Option<&str> = row.try_get(3).map_err(classify)?;
+        if let Some(encoding) = encoding {
+            return Err(Error::invalid(format!(
+                "the database has the encoding {encoding}, which cannot hold every message; use one with UTF8 \
+                 (`create database … encoding 'UTF8' template template0`)"
+            )));
+        }
         self.check_version().await?;
         let mut handlers: Vec<&Registration> = handlers.iter().collect();
         handlers.sort_by(|one, other| one.name.cmp(&other.name));

@@ -33,8 +33,9 @@ impl Inner {
         if arrivals.is_empty() {
             return Ok(Vec::new());
         }
-        let (verdicts, appended) =
-            autocommit!(self, |connection| self.receive_on(connection, arrivals).await)?;
+        let (verdicts, appended) = autocommit!(self, |connection| {
+            self.receive_on(connection, arrivals).await.map_err(Problem::blame_messages)
+        })?;
         for appended in appended {
             self.recent.remember(arrivals, appended);
         }

@@ -2,7 +2,8 @@
 
 mod common;
 
-use oncebox_core::{ErrorKind, Store};
+use oncebox_core::admin::AdminStore;
+use oncebox_core::{ErrorKind, Received, Store};
 use oncebox_postgres::{PgStore, migration_sql};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -154,6 +155,35 @@ async fn settings_that_can_lose_an_acknowledged_message_are_refused_by_name() {
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("synchronous_commit"), "{error}");
         store.allow_relaxed_durability().register(&[common::registration("a", false)]).await.unwrap();
+    })
+    .await;
+}
+
+/// A database that cannot hold every text: refused where somebody would see it, and if it is used all the same, the
+/// message is at fault and not the server, so that no other waits for it.
+#[tokio::test]
+async fn a_database_with_a_narrow_encoding_is_refused_and_so_is_what_it_cannot_hold() {
+    common::with_schema(async |scratch| {
+        let database = format!("{}_narrow", scratch.schema);
+        let make = "create database {} encoding 'LATIN1' lc_collate 'C' lc_ctype 'C' template template0";
+        scratch.sql(&make.replace("{}", &database)).await;
+        let options = scratch.pool.connect_options().as_ref().clone().database(&database);
+        let pool = sqlx::postgres::PgPoolOptions::new().max_connections(2).connect_lazy_with(options);
+        let store = PgStore::new(pool.clone());
+        store.migrate().await.unwrap();
+        let error = store.register(&[common::registration("a", false)]).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("LATIN1"), "{error}");
+        let codes: Vec<&str> = store.findings().await.unwrap().iter().map(|finding| finding.code).collect();
+        assert!(codes.contains(&"encoding"), "{codes:?}");
+        let wide = vec![common::message("fits"), common::message("ключ")];
+        let error = store.receive(&common::arrivals(wide)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains("cannot hold a message"), "{error}");
+        let fits = store.receive(&common::arrivals(vec![common::message("fits")])).await.unwrap();
+        assert_eq!(fits, [Received::New]);
+        pool.close().await;
+        scratch.sql(&format!("drop database {database} with (force)")).await;
     })
     .await;
 }

@@ -93,6 +93,10 @@ pub(crate) fn classify(error: sqlx::Error) -> Error {
                 "a message is larger than the server takes in one packet; raise `max_allowed_packet`",
             ),
             Some(1969) => (ErrorKind::Unavailable, "mariadb stopped a statement that took too long"),
+            Some(NO_ROOM_FOR_TABLES) => (
+                ErrorKind::Unavailable,
+                "mariadb has more tables in use than it keeps open; raise `table_definition_cache`",
+            ),
             Some(number) if lost_connection(number) || is_overload(number) => {
                 (ErrorKind::Unavailable, "mariadb cannot take the request now")
             }
@@ -169,11 +173,13 @@ fn lost_connection(number: u16) -> bool {
     matches!(number, 1053 | 1152..=1161 | 1184 | 1317 | 1927 | 4031)
 }
 
-/// Too many connections, no memory or no room for a while, a node that is not ready. 1615 says that the server has thrown
-/// the table out of a cache between preparing a statement and running it, again and again: it has more tables in use than
-/// `table_definition_cache` holds. Nothing was done then.
+/// The server has thrown a table out of a cache between preparing a statement and running it, again and again: it has more
+/// tables in use than `table_definition_cache` holds. Nothing was done.
+const NO_ROOM_FOR_TABLES: u16 = 1615;
+
+/// Too many connections, no memory or no room for a while, a node that is not ready.
 fn is_overload(number: u16) -> bool {
-    matches!(number, 1021 | 1037 | 1038 | 1040 | 1041 | 1047 | 1135 | 1203 | 1226 | 1615)
+    matches!(number, 1021 | 1037 | 1038 | 1040 | 1041 | 1047 | 1135 | 1203 | 1226 | NO_ROOM_FOR_TABLES)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ const INTERRUPT: i32 = 9;
 const IOERR: i32 = 10;
 const FULL: i32 = 13;
 const CANTOPEN: i32 = 14;
+const TOOBIG: i32 = 18;
 
 /// Turns the driver's error into ours, by what the caller can do about it.
 pub(crate) fn classify(error: sqlx::Error) -> Error {
@@ -32,6 +33,11 @@ pub(crate) fn classify(error: sqlx::Error) -> Error {
         Some(IOERR | FULL | CANTOPEN) => {
             Error::caused(ErrorKind::Unavailable, "the SQLite database file cannot be used", error)
         }
+        Some(TOOBIG) => Error::caused(
+            ErrorKind::Invalid,
+            "a message is larger than SQLite can hold; lower `max_payload`, or store the body elsewhere",
+            error,
+        ),
         Some(INTERRUPT) => Error::caused(
             ErrorKind::Store,
             "a statement ran longer than its transaction's limit and was interrupted",
@@ -75,4 +81,20 @@ fn is_unreachable(error: &sqlx::Error) -> bool {
 fn primary_code(error: &sqlx::Error) -> Option<i32> {
     let code: i32 = error.as_database_error()?.code()?.parse().ok()?;
     Some(code & 0xff)
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::{Connection, SqliteConnection};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_too_large_for_sqlite_is_the_messages_fault() {
+        let mut connection = SqliteConnection::connect("sqlite::memory:").await.unwrap();
+        let too_large =
+            sqlx::query("select zeroblob(2147483647)").execute(&mut connection).await.unwrap_err();
+        let error = classify(too_large);
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    }
 }

@@ -165,7 +165,11 @@ impl SqliteStore {
         let begin = query(&self.sql.begin_lanes).bind(read.handler).bind(read.token.0).bind(lanes.as_str());
         let row = bind_tail(begin, tail.as_ref()).fetch_one(&mut *connection).await.map_err(classify)?;
         let positions: HashMap<u16, i64> = serde_json::from_str(get(&row, 0)?).map_err(|error| {
-            Error::caused(ErrorKind::Store, "SQLite gave positions that cannot be read", error)
+            let text = format!(
+                "the positions of handler `{}` in the SQLite file cannot be read; restore it from a backup",
+                read.handler
+            );
+            Error::caused(ErrorKind::Store, text, error)
         })?;
         if positions.len() != read.lanes.len() {
             return Ok(None);

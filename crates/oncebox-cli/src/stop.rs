@@ -1,7 +1,11 @@
-//! Being told to stop: the first SIGTERM or Ctrl-C lets a command clean up, the second one ends it at once.
+//! Being told to stop: the first signal that asks for it lets a command clean up, the second one ends it at once.
 
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
+
+/// Ctrl-C, Ctrl-\, a terminal that is closed, and whoever asks politely.
+const ASKING: [SignalKind; 4] =
+    [SignalKind::interrupt(), SignalKind::quit(), SignalKind::hangup(), SignalKind::terminate()];
 
 /// Listens for signals from its making on.
 ///
@@ -25,20 +29,24 @@ pub(crate) enum Cut {
 
 impl Stop {
     pub(crate) fn listen() -> Result<Self, String> {
-        let told = |error: std::io::Error| format!("signals cannot be waited for: {error}");
-        let mut terminate = signal(SignalKind::terminate()).map_err(told)?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(told)?;
-        let (sender, first) = oneshot::channel();
+        let (sender, mut signals) = mpsc::channel(2);
+        for kind in ASKING {
+            let number = kind.as_raw_value();
+            if is_ignored(number) {
+                continue;
+            }
+            let told = |error| format!("signal {number} cannot be waited for: {error}");
+            let mut arriving = signal(kind).map_err(told)?;
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                while arriving.recv().await.is_some() && sender.send(number).await.is_ok() {}
+            });
+        }
+        let (told, first) = oneshot::channel();
         tokio::spawn(async move {
-            let mut next = async || {
-                tokio::select! {
-                    _ = terminate.recv() => 15,
-                    _ = interrupt.recv() => 2,
-                }
-            };
-            let number = next().await;
-            let _ = sender.send(number);
-            let number = next().await;
+            let Some(number) = signals.recv().await else { return };
+            let _ = told.send(number);
+            let Some(number) = signals.recv().await else { return };
             std::process::exit(128 + number);
         });
         Ok(Self { first })
@@ -65,6 +73,15 @@ impl Stop {
             done = work => done.map_err(Cut::Failed),
         }
     }
+}
+
+/// Whether it was ignored when this program was started, as `nohup` does with a closed terminal: then it stays so.
+fn is_ignored(signal: i32) -> bool {
+    let ignored = std::fs::read_to_string("/proc/self/status").ok().and_then(|status| {
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    });
+    ignored.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 impl Cut {

@@ -60,16 +60,15 @@ impl Runner {
         Ok(Self { child, writer, reader, feeder: feeder.clone(), number, frozen_until: None })
     }
 
-    /// `kill -9`, also of a frozen one, then delivers again what it had.
-    pub(crate) async fn kill(&mut self) -> Result<(), String> {
+    /// `kill -9`, also of a frozen one, then delivers again what it had. Answers how much that was.
+    pub(crate) async fn kill(&mut self) -> Result<usize, String> {
         let told = |error: std::io::Error| format!("a runner could not be killed: {error}");
         self.child.start_kill().map_err(told)?;
         match timeout(PATIENCE_WITH_THE_DEAD, self.child.wait()).await {
             Ok(gone) => gone.map_err(told)?,
             Err(_) => return Err(format!("a killed runner is still there after {PATIENCE_WITH_THE_DEAD:?}")),
         };
-        self.bury().await;
-        Ok(())
+        Ok(self.bury().await)
     }
 
     /// Stops the process for so long (`SIGSTOP`), and delivers to others what it had.
@@ -113,7 +112,7 @@ impl Runner {
         kill(Pid::from_raw(pid), signal).map_err(|error| format!("a runner could not be signalled: {error}"))
     }
 
-    async fn bury(&mut self) {
+    async fn bury(&mut self) -> usize {
         self.writer.abort();
         // A poll of it that is under way on another thread would take deliveries for nobody.
         if !self.writer.is_finished() {
@@ -123,7 +122,7 @@ impl Runner {
         if !self.reader.is_finished() {
             let _ = (&mut self.reader).await;
         }
-        self.feeder.lost(self.number);
+        self.feeder.lost(self.number)
     }
 }
 

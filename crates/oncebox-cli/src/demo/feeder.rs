@@ -30,6 +30,7 @@ pub(crate) struct Feeder {
     state: Mutex<State>,
     changed: Notify,
     planned: u64,
+    messages: u64,
 }
 
 struct State {
@@ -43,6 +44,9 @@ struct State {
     deliveries: u64,
     redelivered: u64,
     acknowledged: u64,
+    /// For each message, whether one of its deliveries was acknowledged; and how many were.
+    is_stored: Vec<bool>,
+    stored: u64,
 }
 
 /// How a runner stands.
@@ -87,13 +91,25 @@ impl Feeder {
             deliveries: 0,
             redelivered: 0,
             acknowledged: 0,
+            is_stored: vec![false; messages as usize],
+            stored: 0,
         };
-        Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), planned })
+        Arc::new(Self {
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            planned,
+            messages: u64::from(messages),
+        })
     }
 
     /// How many deliveries there are without those that become necessary again.
     pub(crate) fn planned(&self) -> u64 {
         self.planned
+    }
+
+    /// How many different messages there are.
+    pub(crate) fn messages(&self) -> u64 {
+        self.messages
     }
 
     pub(crate) fn deliveries(&self) -> u64 {
@@ -109,8 +125,18 @@ impl Feeder {
         self.lock().acknowledged
     }
 
+    /// How many different messages are known to be in the store.
+    pub(crate) fn stored(&self) -> u64 {
+        self.lock().stored
+    }
+
     pub(crate) fn is_finished(&self) -> bool {
         self.lock().is_finished()
+    }
+
+    /// Whether everything that was handed over is acknowledged.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.lock().unacknowledged.is_empty()
     }
 
     /// Lets deliveries go on up to this many, or as far as they were let go before.
@@ -187,6 +213,9 @@ impl Feeder {
             state.queue.push_back(number);
         } else {
             state.acknowledged += 1;
+            let is_stored = state.is_stored.get_mut(number as usize - 1);
+            let is_first = is_stored.is_some_and(|is_stored| !std::mem::replace(is_stored, true));
+            state.stored += u64::from(is_first);
         }
         let standing = state.runners.entry(runner).or_default();
         standing.holds = standing.holds.saturating_sub(1);
@@ -195,13 +224,14 @@ impl Feeder {
         self.changed.notify_waiters();
     }
 
-    /// What a dead runner has not acknowledged is delivered again.
-    pub(crate) fn lost(&self, runner: usize) {
+    /// What a dead runner has not acknowledged is delivered again. Answers how much that is.
+    pub(crate) fn lost(&self, runner: usize) -> usize {
         let mut state = self.lock();
-        state.take_back(runner);
+        let taken = state.take_back(runner);
         state.runners.remove(&runner);
         drop(state);
         self.changed.notify_waiters();
+        taken
     }
 
     /// What a frozen runner has not acknowledged is delivered again, to others, and it gets nothing until it is awake.
@@ -263,18 +293,20 @@ impl State {
         taken
     }
 
-    fn take_back(&mut self, runner: usize) {
+    fn take_back(&mut self, runner: usize) -> usize {
         let held = self.unacknowledged.extract_if(|_, (owner, _)| *owner == runner);
         let mut receipts: Vec<(u64, Number)> = held.map(|(receipt, (_, number))| (receipt, number)).collect();
         // In the order in which they were delivered.
         receipts.sort_unstable_by(|one, other| other.cmp(one));
-        self.redelivered += receipts.len() as u64;
+        let taken = receipts.len();
+        self.redelivered += taken as u64;
         for (_, number) in receipts {
             self.queue.push_front(number);
         }
         if let Some(standing) = self.runners.get_mut(&runner) {
             standing.holds = 0;
         }
+        taken
     }
 }
 
@@ -309,7 +341,21 @@ mod tests {
             feeder.settle(&format!("ack {receipt}"));
         }
         assert!(feeder.is_finished());
-        assert_eq!((feeder.deliveries(), feeder.acknowledged()), (5, 3));
+        assert_eq!((feeder.deliveries(), feeder.acknowledged(), feeder.stored()), (5, 3, 3));
+    }
+
+    #[tokio::test]
+    async fn a_message_is_stored_once_one_of_its_deliveries_is_acknowledged() {
+        let feeder = Feeder::new(1, 1000, &Seed::fixed(4));
+        feeder.allow(u64::MAX);
+        let copies = feeder.next_for(1).await;
+        assert!(copies.len() > 2, "{}", copies.len());
+        feeder.settle(&format!("return {}", copies[0].0));
+        assert_eq!(feeder.stored(), 0);
+        feeder.settle(&format!("ack {}", copies[1].0));
+        feeder.settle(&format!("ack {}", copies[2].0));
+        assert_eq!((feeder.stored(), feeder.acknowledged()), (1, 2));
+        assert_eq!(feeder.lost(1), copies.len() - 3);
     }
 
     #[tokio::test]

@@ -28,14 +28,14 @@ const MOST_DELIVERIES: u64 = 50_000_000;
 const CRASHES: u64 = 10;
 
 /// How many deliveries there are for each of them at least: it is to have some in its hands.
-const PER_CRASH: u64 = 20;
+const PER_CRASH: u64 = 200;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// How many different messages.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     messages: Number,
-    /// How often a process is killed with `kill -9`; 10 unless set, fewer when there are less than 200 deliveries.
+    /// How often a process is killed with `kill -9`; 10 unless set, fewer when there are less than 2,000 deliveries.
     #[arg(long, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     crashes: Option<u64>,
     /// How often a process is frozen (SIGSTOP) for up to 6.5 seconds and goes on when others have its work.
@@ -47,7 +47,7 @@ pub(crate) struct Options {
     /// How many processes receive and handle.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=64))]
     processes: u16,
-    /// Makes the same traffic and the same choices again; random unless set.
+    /// Makes the same traffic again; when the blows fall is up to the machine. Random unless set.
     #[arg(long)]
     seed: Option<u64>,
     /// Another store than a temporary SQLite file: `sqlite:FILE` (one that is not there yet), `postgres://…` or
@@ -140,7 +140,8 @@ async fn run_storm<T: Target>(
         for _ in 0..options.processes {
             storm.start_runner()?;
         }
-        storm.strike(crashes, options.pauses, seed, &bar.0).await?;
+        storm.strike(target, crashes, options.pauses, seed, &bar.0).await?;
+        bar.0.set_message(format!("{crashes} killed, others take over what they left"));
         settle(target, storm).await?;
         storm.stop().await
     };
@@ -201,6 +202,8 @@ async fn judge<T: Target>(
         duplicates: deliveries.saturating_sub(messages),
         redelivered: storm.feeder.redelivered(),
         crashes: storm.crashes,
+        crashes_holding: storm.crashes_holding,
+        crashes_handling: storm.crashes_handling,
         pauses: storm.pauses,
         effects: target.effects().await?,
         lost: missing.iter().filter(|missing| **missing).count() as u64,

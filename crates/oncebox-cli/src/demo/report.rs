@@ -16,6 +16,10 @@ pub(crate) struct Report {
     /// Deliveries taken from a runner that was killed or frozen, and made again.
     pub(crate) redelivered: u64,
     pub(crate) crashes: u64,
+    /// Kills of processes with unacknowledged deliveries.
+    pub(crate) crashes_holding: u64,
+    /// Kills with new effects since the one before and more to come.
+    pub(crate) crashes_handling: u64,
     pub(crate) pauses: u64,
     pub(crate) effects: u64,
     pub(crate) lost: u64,
@@ -44,7 +48,12 @@ impl Report {
         line("deliveries", self.deliveries, "what the at-least-once source handed over");
         line("duplicates", self.duplicates, "deliveries less messages: none of them may count");
         line("redelivered", self.redelivered, "of these, unacknowledged at a kill or a freeze");
-        line("processes killed", self.crashes, "kill -9, with work in their hands");
+        let when = format!(
+            "kill -9: {} with unacknowledged deliveries, {} while effects grew",
+            grouped(self.crashes_holding),
+            grouped(self.crashes_handling)
+        );
+        line("processes killed", self.crashes, if self.crashes > 0 { &when } else { "" });
         if self.pauses > 0 {
             line("processes frozen", self.pauses, "and gone on, when others had their work");
         }
@@ -88,6 +97,8 @@ mod tests {
             duplicates: 4100,
             redelivered: 77,
             crashes: 3,
+            crashes_holding: 2,
+            crashes_handling: 1,
             pauses: 0,
             effects: 2000,
             lost: 0,
@@ -107,6 +118,7 @@ mod tests {
     fn a_clean_run_says_so() {
         let text = text(&report());
         assert!(text.contains("every message counted exactly once, in 1.5 s"), "{text}");
+        assert!(text.contains("2 with unacknowledged deliveries, 1 while effects grew"), "{text}");
         assert!(!text.contains("frozen") && !text.contains("dead letter"), "{text}");
         assert!(!text.lines().any(|line| line.ends_with(' ')), "{text}");
     }
@@ -128,6 +140,6 @@ mod tests {
             assert!(names.iter().any(|one| *one == name), "{name}");
         }
         assert_eq!((&json["seed"], &json["doubled"]), (&42.into(), &0.into()));
-        assert!(json["seconds"].is_f64() && names.len() == 11, "{names:?}");
+        assert!(json["seconds"].is_f64() && names.len() == 13, "{names:?}");
     }
 }

@@ -9,13 +9,22 @@ use tokio::time::{Instant, sleep};
 
 use super::child::Runner;
 use super::feeder::Feeder;
-use crate::target::Place;
+use crate::target::{Place, Target};
 
 /// How often runners are looked at while something is waited for.
 const TICK: Duration = Duration::from_millis(50);
 
 /// How often a runner is chosen anew that has finished its work before the blow came.
 const CHOICES: usize = 20;
+
+/// A blow falls up to so many milliseconds after its victim was chosen.
+const LONGEST_AIM: u64 = 20;
+
+/// How often effects are counted while they are waited for, unless it takes longer to count them.
+const COUNTING: Duration = Duration::from_millis(10);
+
+/// How long they are waited for: the lanes of the dead stand still for three seconds, and so would the show.
+const PATIENCE_WITH_EFFECTS: Duration = Duration::from_secs(1);
 
 /// Runners, and the feeder they get their deliveries from.
 pub(crate) struct Storm<'a> {
@@ -29,6 +38,10 @@ pub(crate) struct Storm<'a> {
     /// As seen last by whoever counts them.
     pub(crate) effects: u64,
     pub(crate) crashes: u64,
+    /// Kills that took unacknowledged deliveries with them.
+    pub(crate) crashes_holding: u64,
+    /// Kills with new effects since the blow before and more to come.
+    pub(crate) crashes_handling: u64,
     pub(crate) pauses: u64,
 }
 
@@ -43,6 +56,8 @@ impl<'a> Storm<'a> {
             progress: ((0, 0), Instant::now()),
             effects: 0,
             crashes: 0,
+            crashes_holding: 0,
+            crashes_handling: 0,
             pauses: 0,
         }
     }
@@ -53,11 +68,13 @@ impl<'a> Storm<'a> {
         Ok(())
     }
 
-    /// Kills and freezes runners at even distances of the traffic, which flows on meanwhile.
+    /// Kills and freezes runners at even distances, in turns of the deliveries that were made and of the effects that are
+    /// there, so that both receiving and handling are hit. The traffic flows on meanwhile.
     ///
     /// Frozen ones go on in its midst: the last stretch is not delivered before they all do.
-    pub(crate) async fn strike(
+    pub(crate) async fn strike<T: Target>(
         &mut self,
+        target: &T,
         crashes: u64,
         pauses: u64,
         seed: &Seed,
@@ -65,28 +82,40 @@ impl<'a> Storm<'a> {
     ) -> Result<(), String> {
         let feeder = self.feeder.clone();
         let strikes = crashes + pauses;
-        let at = |strike: u64| (feeder.planned() * strike / (strikes + 2)).max(1);
+        let part = |all: u64, strike: u64| (all * strike / (strikes + 2)).max(1);
+        let mut effects_before = 0;
         for strike in 1..=strikes {
-            feeder.allow(at(strike + 1));
-            self.until(feeder.reached(at(strike))).await?;
+            feeder.allow(part(feeder.planned(), strike + 1));
+            let by_effects = strike.is_multiple_of(2);
+            if by_effects {
+                let enough = part(feeder.messages(), strike);
+                self.handled(target, enough, effects_before).await?;
+            } else {
+                self.until(feeder.reached(part(feeder.planned(), strike))).await?;
+            }
             let pauses_left = pauses - self.pauses;
             let crashes_left = crashes - self.crashes;
             let pause = pauses_left > 0 && (crashes_left == 0 || seed.next() % strikes < pauses);
             if pause {
                 self.others_awake().await?;
             }
-            let victim = self.victim(seed).await?;
+            let victim = self.one_at_work(seed).await?;
+            self.effects = self.until(target.effects()).await??;
             if pause {
                 self.pauses += 1;
                 self.runners[victim].freeze(length_of_pause(self.pauses, seed))?;
             } else {
                 // It stays in the list until it is dead, for whoever cleans up when this is dropped.
-                self.runners[victim].kill().await?;
+                let held = self.runners[victim].kill().await?;
                 self.runners.swap_remove(victim);
                 self.crashes += 1;
+                self.crashes_holding += u64::from(held > 0);
+                let is_amid = self.effects > effects_before && self.effects < feeder.messages();
+                self.crashes_handling += u64::from(is_amid);
                 self.start_runner()?;
             }
-            bar.set_message(format!("{} processes killed", self.crashes));
+            effects_before = self.effects;
+            bar.set_message(format!("{} killed", self.crashes));
         }
         while self.runners.iter().any(|runner| runner.frozen_until.is_some()) {
             self.until(sleep(TICK)).await?;
@@ -104,12 +133,33 @@ impl<'a> Storm<'a> {
         Ok(())
     }
 
-    /// The place of a runner that is somewhere between receiving, handling and acknowledging.
+    /// Waits until there are so many effects, and more than before, but not for long.
+    ///
+    /// Lets a little more be delivered when all that came is handled.
+    async fn handled<T: Target>(&mut self, target: &T, enough: u64, before: u64) -> Result<(), String> {
+        let feeder = self.feeder.clone();
+        let deadline = Instant::now() + PATIENCE_WITH_EFFECTS;
+        loop {
+            let began = Instant::now();
+            self.effects = self.until(target.effects()).await??;
+            let is_behind = self.effects < feeder.stored();
+            let is_enough = self.effects >= enough && (self.effects > before || !is_behind);
+            if is_enough || feeder.is_finished() || began >= deadline {
+                return Ok(());
+            }
+            if !is_behind && feeder.is_quiet() {
+                feeder.keep_flowing();
+            }
+            self.until(sleep(began.elapsed().max(COUNTING))).await?;
+        }
+    }
+
+    /// The place of a runner that has received something and not acknowledged it.
     ///
     /// Any one that is awake when the traffic is over.
-    async fn victim(&mut self, seed: &Seed) -> Result<usize, String> {
+    async fn one_at_work(&mut self, seed: &Seed) -> Result<usize, String> {
         let feeder = self.feeder.clone();
-        for _ in 0..CHOICES {
+        for choice in 0..CHOICES {
             let at_work = {
                 let flowing = async {
                     let mut tick = tokio::time::interval(TICK);
@@ -126,12 +176,20 @@ impl<'a> Storm<'a> {
                 break;
             }
             let number = at_work[chosen(seed, at_work.len())];
-            self.until(sleep(Duration::from_millis(seed.next() % 20))).await?;
+            // Shorter and shorter: with little traffic they are soon done with it.
+            let longest = (LONGEST_AIM >> choice).max(1);
+            self.until(sleep(Duration::from_millis(seed.next() % longest))).await?;
             let place = self.runners.iter().position(|runner| runner.number == number);
             if let Some(place) = place.filter(|_| feeder.is_at_work(number)) {
                 return Ok(place);
             }
         }
+        self.anyone(seed).await
+    }
+
+    /// The place of a runner that is awake.
+    async fn anyone(&mut self, seed: &Seed) -> Result<usize, String> {
+        self.until(sleep(Duration::from_millis(seed.next() % LONGEST_AIM))).await?;
         loop {
             let awake = (0..self.runners.len()).filter(|place| self.runners[*place].frozen_until.is_none());
             let awake: Vec<usize> = awake.collect();

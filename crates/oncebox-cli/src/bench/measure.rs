@@ -47,7 +47,7 @@ pub(crate) async fn all<T: Yard>(place: &Place, plan: &Plan) -> Result<Report, S
         on_fresh_tables::<T, _, _>(place, async |yard| cost::measure(place, &yard, plan.messages).await)
             .await?;
     bar.finish_and_clear();
-    Ok(Report::new(place, plan.messages, &rounds, latency_ms, cost))
+    Ok(Report::new(place, plan.messages, &rounds, T::RECIPE_CALLERS, latency_ms, cost))
 }
 
 pub(crate) fn progress_bar(plan: &Plan, steps: u64) -> ProgressBar {

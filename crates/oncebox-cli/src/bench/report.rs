@@ -15,6 +15,9 @@ pub(crate) struct Report {
     store: String,
     messages: usize,
     rounds: usize,
+    /// Who insert the recipe's messages one by one.
+    #[serde(skip)]
+    recipe_callers: usize,
     floor: Floor,
     recipe: Recipe,
     oncebox: Oncebox,
@@ -132,6 +135,7 @@ impl Report {
         place: &Place,
         messages: usize,
         rounds: &[Round],
+        recipe_callers: usize,
         latency_ms: Latency,
         cost: Cost,
     ) -> Self {
@@ -140,6 +144,7 @@ impl Report {
             store: place.store_name().to_ascii_lowercase(),
             messages,
             rounds: rounds.len(),
+            recipe_callers,
             floor: Floor {
                 insert: median(|round| round.floor_insert),
                 handler_loop: median(|round| round.floor_loop),
@@ -195,6 +200,9 @@ impl Report {
             Some(recipe.ingest),
             own.ingest_single,
         );
+        if self.recipe_callers == 1 {
+            line(out, format_args!("    (the recipe has 1: more would wait for each other's lock)"));
+        }
         row(out, "process, one statement each", Some(floor.handler_loop), Some(recipe.process), own.process);
         row(out, "  … received by another process", None, None, own.process_others);
         row(
@@ -229,6 +237,11 @@ impl Report {
             ),
         );
         let cost = &self.cost;
+        let known = [cost.inline_statements, cost.stored_commits, cost.wal_bytes, cost.dead_tuples];
+        if known.iter().all(Option::is_none) {
+            line(out, format_args!("  statements, commits and WAL per message: this store counts none\n"));
+            return std::mem::take(out);
+        }
         line(out, format_args!("\n  per message"));
         price(out, "statements beyond the handler's, inline", cost.inline_statements);
         price(out, "commits beyond the handler's, inline", cost.inline_commits);

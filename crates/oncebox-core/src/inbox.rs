@@ -204,7 +204,8 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
     ///
     /// What is answered has been committed: acknowledge it. On `Err` nothing may be acknowledged; calling again with
     /// the same messages is safe. A message that breaks a limit fails the whole call before anything is stored.
-    /// Calls that arrive at the same time share one statement.
+    /// Calls that arrive at the same time share one statement, run by a task on the runtime of one of them: in a program
+    /// with several runtimes, have each that lives be driven (a `current_thread` one by its `block_on`).
     pub async fn receive(&self, messages: &[Message]) -> Result<Vec<Received>, Error> {
         self.refuse_direct("receive")?;
         self.check(messages)?;

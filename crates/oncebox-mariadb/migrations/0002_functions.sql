@@ -66,7 +66,7 @@ begin
     end if;
 end;
 
--- Headers as the library keeps them: a list of [name, value], a value that is not UTF-8 as {"base64": "…"}.
+-- Headers as the library keeps them: a list of [name, value], a value that is not UTF-8 as {"base64": "..."}.
 -- Takes that form, and an object of names and values. Written anew, because MariaDB reads JSON that others refuse, and a
 -- row that the library cannot read would stop its lane.
 create or replace function {schema}.stored_headers(headers longtext character set utf8mb4)

@@ -79,14 +79,14 @@ begin
 end
 $$;
 
--- Headers as the library keeps them: a list of [name, value], a value that is not UTF-8 as {"base64": "…"}.
+-- Headers as the library keeps them: a list of [name, value], a value that is not UTF-8 as {"base64": "..."}.
 -- Takes that form, and an object of names and values; `json` and not `jsonb`, which drops repeated names.
 create function {schema}.stored_headers(headers json) returns text
 language plpgsql immutable
 as $$
 declare
     form constant text := 'give a list of [name, value], or an object of names and values; a value is a text, or '
-        '{"base64": "…"} for bytes';
+        '{"base64": "..."} for bytes';
     stored text;
     bytes bigint;
     wrong text;

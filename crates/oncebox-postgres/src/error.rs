@@ -44,8 +44,8 @@ impl Problem {
     /// What the server says of the messages it was given: they are at fault, and not the server.
     pub(crate) fn blame_messages(self) -> Self {
         match (self.code(), self) {
-            // A value that does not fit its column or the database's encoding; a limit of the server's.
-            (Some(code), Self::Driver(error)) if code.starts_with("22") || code.starts_with("54") => {
+            // A character that the database's encoding does not have.
+            (Some(code), Self::Driver(error)) if matches!(code.as_str(), "22021" | "22P05") => {
                 Error::caused(ErrorKind::Invalid, "postgres cannot hold a message", error).into()
             }
             (_, problem) => problem,
@@ -82,7 +82,8 @@ pub(crate) fn classify(error: sqlx::Error) -> Error {
             Some("25P03" | "25P04") => {
                 (ErrorKind::Unavailable, "postgres ended a transaction that was idle too long")
             }
-            Some(code) if lost_connection(code) || code.starts_with("53") => {
+            // 54000: it accepts no commands at all, because transaction ids have run out.
+            Some(code) if lost_connection(code) || code.starts_with("53") || code == "54000" => {
                 (ErrorKind::Unavailable, "postgres cannot take the request now")
             }
             _ => (ErrorKind::Store, "postgres refused a statement"),

@@ -76,6 +76,8 @@ pub enum How {
     ErrorOnce,
     /// This call and all later ones of the method answer with an error until the plan is healed.
     ErrorForEver,
+    /// The same, but the error does not say that waiting helps: tables are missing, or a statement is refused.
+    Broken,
     /// The call never returns: the test drops the whole future.
     Hang,
     /// The call stands still until the plan is healed, then goes on as if nothing had happened.
@@ -148,7 +150,7 @@ impl Plan {
         let calls = *calls;
         let fault = state.fault.filter(|fault| fault.method == method)?;
         let hits = match fault.how {
-            How::ErrorForEver => calls >= fault.call,
+            How::ErrorForEver | How::Broken => calls >= fault.call,
             _ => calls == fault.call,
         };
         hits.then_some((fault.side, fault.how))
@@ -173,6 +175,7 @@ impl Plan {
             How::ErrorOnce | How::ErrorForEver => {
                 Err(Error::new(ErrorKind::Unavailable, "a fault made on purpose"))
             }
+            How::Broken => Err(Error::new(ErrorKind::Store, "a statement is refused on purpose")),
             How::Hang | How::Stall => std::future::pending().await,
             How::Kill => std::process::abort(),
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use crate::counters::Counter;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::headers::size_of_header;
 use crate::inbox::Inbox;
 use crate::limits::{LONGEST_HEADERS, LONGEST_ID, LONGEST_KEY, LONGEST_KIND};
@@ -73,14 +73,16 @@ where
     }
     match keep_together(inbox, source, unreadable).await {
         Ok(()) => return Ok(vec![Settle::Accept; unreadable.len()]),
-        Err(error) if error.is_transient() => return Err(error),
-        Err(_) => {}
+        // One of them is refused; which one?
+        Err(error) if error.kind() == ErrorKind::Invalid => {}
+        Err(error) => return Err(error),
     }
     let mut settled = Vec::with_capacity(unreadable.len());
     for one in unreadable {
         settled.push(match keep_together(inbox, source, std::slice::from_ref(one)).await {
             Ok(()) => Settle::Accept,
-            Err(error) if error.is_transient() => return Err(error),
+            // Only what can never be stored is given up: tables may be made later, a server may be mended.
+            Err(error) if error.kind() != ErrorKind::Invalid => return Err(error),
             Err(error) => {
                 let id = &one.message.id;
                 tracing::error!(source, id, %error, "an unreadable message cannot be stored either; it is rejected");

@@ -69,7 +69,7 @@ pub(crate) async fn faults_in<T: Subject>(calls: &Calls, method: &'static str, h
     let mut points = match how {
         How::ErrorOnce | How::Hang => vec![1, middle, last],
         How::Stall | How::Kill => vec![1, middle],
-        How::ErrorForEver => vec![middle],
+        How::ErrorForEver | How::Broken => vec![middle],
     };
     points.dedup();
     let sides = [Side::Before, Side::After];

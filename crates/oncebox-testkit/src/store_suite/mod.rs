@@ -313,6 +313,7 @@ macro_rules! store_suite {
             the_same_id_from_two_sources_is_two_messages,
             nothing_is_acknowledged_before_it_is_committed,
             an_unreadable_message_is_kept_and_stops_nobody,
+            an_unreadable_message_waits_for_a_store_that_is_broken,
             an_idle_runner_is_woken_by_another_process,
             polling_alone_finds_everything,
             several_runners_share_the_work_and_double_nothing,

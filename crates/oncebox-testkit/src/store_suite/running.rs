@@ -125,6 +125,26 @@ pub async fn an_unreadable_message_is_kept_and_stops_nobody<T: Subject>(subject:
     assert!(kept.iter().all(says_why), "{kept:?}");
 }
 
+/// Nothing is given up because the store has a fault of its own, whatever that is.
+pub async fn an_unreadable_message_waits_for_a_store_that_is_broken<T: Subject>(subject: T) {
+    let fault = Fault { method: "begin_inline", call: 1, side: Side::Before, how: How::Broken };
+    let plan = Plan::with(fault);
+    let inbox = Inbox::new(Faulty::new(subject.store(), plan.clone()));
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    broker.put([message("")]);
+    let running = start(run(inbox).consume(broker.source("orders")).poll_every(FAST));
+    until("it was tried again", || async {
+        plan.calls().get("begin_inline").is_some_and(|calls| *calls >= 3)
+    })
+    .await;
+    assert!(broker.rejected().is_empty());
+    plan.heal();
+    let filter = DeliveryFilter::all().handler(UNREADABLE).state(DeliveryState::Dead);
+    until("it is kept", || async { subject.store().deliveries(&filter).await.unwrap().len() == 1 }).await;
+    running.stop().await;
+    assert_eq!((broker.pending(), broker.rejected().len()), (0, 0));
+}
+
 /// A hint from another process wakes an idle runner long before its poll.
 pub async fn an_idle_runner_is_woken_by_another_process<T: Subject>(subject: T) {
     if !T::HINTS {

@@ -530,8 +530,7 @@ impl Polling {
         let mapped = record::read(&self.mapping, record);
         let message = &mapped.message;
         // An empty one takes room, too.
-        let header = |(name, value): (&str, &[u8])| name.len() + value.len() + 8;
-        let headers: usize = message.headers.iter().map(header).sum();
+        let headers: usize = message.headers.iter().map(|(name, value)| name.len() + value.len() + 8).sum();
         let bytes = message.payload.len() + headers + message.id.len() + 100;
         let mut state = self.shared.lock();
         state.ready_bytes += bytes;

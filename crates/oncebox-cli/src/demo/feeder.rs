@@ -346,10 +346,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_message_is_stored_once_one_of_its_deliveries_is_acknowledged() {
-        let feeder = Feeder::new(1, 1000, &Seed::fixed(4));
+        let mut feeders = (0..).map(|seed| Feeder::new(1, 9, &Seed::fixed(seed)));
+        let feeder = feeders.find(|feeder| feeder.planned() > 3).expect("one comes several times");
         feeder.allow(u64::MAX);
         let copies = feeder.next_for(1).await;
-        assert!(copies.len() > 2, "{}", copies.len());
         feeder.settle(&format!("return {}", copies[0].0));
         assert_eq!(feeder.stored(), 0);
         feeder.settle(&format!("ack {}", copies[1].0));

@@ -1,5 +1,7 @@
 //! Being told to stop: the first signal that asks for it lets a command clean up, the second one ends it at once.
 
+use std::io::Write;
+
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
@@ -32,7 +34,7 @@ impl Stop {
         let (sender, mut signals) = mpsc::channel(2);
         for kind in ASKING {
             let number = kind.as_raw_value();
-            if is_ignored(number) {
+            if kind == SignalKind::hangup() && is_ignored(number) {
                 continue;
             }
             let told = |error| format!("signal {number} cannot be waited for: {error}");
@@ -46,8 +48,12 @@ impl Stop {
         tokio::spawn(async move {
             let Some(number) = signals.recv().await else { return };
             let _ = told.send(number);
-            let Some(number) = signals.recv().await else { return };
-            std::process::exit(128 + number);
+            // A terminal that goes away may say so twice, and nobody is impatient then.
+            while let Some(number) = signals.recv().await {
+                if number != SignalKind::hangup().as_raw_value() {
+                    std::process::exit(128 + number);
+                }
+            }
         });
         Ok(Self { first })
     }
@@ -75,7 +81,7 @@ impl Stop {
     }
 }
 
-/// Whether it was ignored when this program was started, as `nohup` does with a closed terminal: then it stays so.
+/// Whether it was ignored when this program was started, as `nohup` does with SIGHUP: then it stays so.
 fn is_ignored(signal: i32) -> bool {
     let ignored = std::fs::read_to_string("/proc/self/status").ok().and_then(|status| {
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
@@ -92,7 +98,8 @@ impl Cut {
         match self {
             Self::Failed(text) => text,
             Self::Stopped(number) => {
-                eprintln!("oncebox: stopped");
+                // There may be no terminal any more to say it on.
+                let _ = writeln!(std::io::stderr(), "oncebox: stopped");
                 std::process::exit(128 + number)
             }
         }

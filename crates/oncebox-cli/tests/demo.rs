@@ -195,6 +195,10 @@ fn stopped(signal: Signal, store: &[&str]) -> Vec<Runner> {
     let mut demo = Demo::start_with_hangup("default", &[&arguments[..], store].concat());
     let runners = demo.wait_for("a frozen runner", |all| all.iter().any(|one| one.state.starts_with('T')));
     demo.tell(signal);
+    if signal == Signal::SIGHUP {
+        // The shell and the system both say that the terminal is gone.
+        demo.tell(signal);
+    }
     let (output, folder) = demo.finish();
     assert_eq!(output.status.code(), Some(128 + signal as i32), "{}", error_of(&output));
     assert_eq!(error_of(&output), "oncebox: stopped\n");

@@ -20,6 +20,7 @@ mod shell;
 mod stop;
 mod target;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -103,6 +104,7 @@ fn main() -> ExitCode {
 }
 
 fn fail(error: &str) -> ExitCode {
-    eprintln!("oncebox: {error}");
+    // Whether anybody can read it or not.
+    let _ = writeln!(std::io::stderr(), "oncebox: {error}");
     ExitCode::from(2)
 }

@@ -45,9 +45,9 @@ fn storm(store: Option<&str>, seed: &str, crashes: u64, pauses: u64) {
     assert_eq!(figure("doubled"), 0);
     assert_eq!((figure("crashes"), figure("pauses")), (crashes, pauses));
     assert_eq!((figure("messages"), figure("effects")), (3000, 3000));
-    // Those who were killed had work in their hands, most of them a lot: a kill of an idle process proves nothing.
+    // Many of them had unacknowledged deliveries, and more than a few: a kill of an idle process proves nothing.
     assert!(figure("redelivered") > 500, "kills and freezes hit no work under way: {}", shown());
-    // And many of them were hit while handlers ran, not only while messages came in.
+    // And many kills fell while effects were made, not only while messages came in.
     assert!(figure("crashes_handling") >= crashes / 5, "kills fell only beside the handling: {}", shown());
     // What they had was made again, beside what was planned: at least each message once.
     assert!(figure("deliveries") >= 3000 + figure("redelivered"), "{}", shown());

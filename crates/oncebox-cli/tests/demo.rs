@@ -231,7 +231,7 @@ async fn a_lost_effect_and_a_doubled_one_are_found() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("judged.db");
     let store = format!("sqlite:{}", file.display());
-    // While one is frozen it cannot come to its end.
+    // While one is frozen it cannot come to its end, and the others let go of the file.
     let mut demo = Demo::start(&[
         "demo",
         "--json",
@@ -240,7 +240,7 @@ async fn a_lost_effect_and_a_doubled_one_are_found() {
         "--crashes",
         "0",
         "--pauses",
-        "1",
+        "3",
         "--store",
         &store,
     ]);
@@ -302,8 +302,18 @@ fn schema(runners: &[Runner]) -> String {
 /// Frozen from outside, so that the demo does not know and would wait for ever.
 #[test]
 fn runners_that_live_but_do_nothing_are_an_error_with_the_seed() {
-    let mut demo =
-        Demo::start(&["demo", "--messages", "50000", "--processes", "1", "--patience", "3", "--json"]);
+    let mut demo = Demo::start(&[
+        "demo",
+        "--messages",
+        "50000",
+        "--processes",
+        "1",
+        "--crashes",
+        "0",
+        "--patience",
+        "3",
+        "--json",
+    ]);
     let runners = demo.wait_for("a runner", |runners| !runners.is_empty());
     kill(runners[0].pid, Signal::SIGSTOP).expect("it is frozen");
     let (output, folder) = demo.finish();

@@ -13,6 +13,7 @@ use oncebox_mariadb::MariaTx;
 use oncebox_testkit::{Manners, MemoryBroker, until};
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection, Row};
+use tokio::sync::Mutex;
 
 /// Ids and keys that a careless comparison or encoding would confuse.
 const TEXTS: &[&str] = &[
@@ -46,6 +47,10 @@ const TEXTS: &[&str] = &[
 ];
 
 const PAYLOADS: &[&[u8]] = &[b"", b"{}", b"\0", b"\\x00", b"\xff\xfe", "ä\u{1f600}".as_bytes(), b"a\\nb"];
+
+/// Held by each of these tests. To create or drop any stored function makes the server prepare every statement anew that
+/// calls one, in whatever schema; when that happens often enough while one runs, it fails with error 1615.
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 impl Scratch {
     fn call(&self, text: &str) -> AssertSqlSafe<String> {
@@ -154,6 +159,7 @@ fn texts(rows: &[MySqlRow]) -> Vec<String> {
 
 #[tokio::test]
 async fn what_sql_receives_is_stored_as_the_library_would_store_it() {
+    let _alone = ALONE.lock().await;
     common::with_store(async |scratch| {
         common::with_store(async |library| {
             let messages = corpus();
@@ -184,6 +190,7 @@ async fn what_sql_receives_is_stored_as_the_library_would_store_it() {
 
 #[tokio::test]
 async fn sql_and_the_library_take_each_others_copies_for_duplicates_and_conflicts() {
+    let _alone = ALONE.lock().await;
     common::with_store(async |scratch| {
         for (number, message) in corpus().into_iter().enumerate() {
             let other =
@@ -210,6 +217,7 @@ async fn sql_and_the_library_take_each_others_copies_for_duplicates_and_conflict
 
 #[tokio::test]
 async fn what_sql_publishes_is_stored_as_the_library_would_store_it() {
+    let _alone = ALONE.lock().await;
     common::with_store(async |scratch| {
         common::with_store(async |library| {
             let mut messages = corpus();
@@ -246,6 +254,7 @@ async fn what_sql_publishes_is_stored_as_the_library_would_store_it() {
 
 #[tokio::test]
 async fn once_in_sql_and_in_the_library_is_the_same_memory() {
+    let _alone = ALONE.lock().await;
     common::with_store(async |scratch| {
         let mut tx = scratch.pool.begin().await.unwrap();
         for (number, id) in TEXTS.iter().enumerate() {
@@ -269,6 +278,7 @@ async fn once_in_sql_and_in_the_library_is_the_same_memory() {
 
 #[tokio::test]
 async fn both_refuse_the_same_messages_and_name_the_field() {
+    let _alone = ALONE.lock().await;
     common::with_store(async |scratch| {
         let good = || Message::new("order", "x").id("1");
         let mut headers = good();
@@ -343,6 +353,7 @@ async fn both_refuse_the_same_messages_and_name_the_field() {
 
 #[tokio::test]
 async fn headers_may_be_an_object_and_an_id_is_made() {
+    let _alone = ALONE.lock().await;
     common::with_store(async |scratch| {
         let call = "select {schema}.publish('k', 'x', null, null, '{\"a b\":\"1\",\"c\":{\"base64\":\"AP8=\"}}', null)";
         let mut ids = Vec::new();
@@ -372,6 +383,7 @@ async fn headers_may_be_an_object_and_an_id_is_made() {
 /// MariaDB reads JSON that others refuse. A row the library could not read would stop its lane for good.
 #[tokio::test]
 async fn headers_that_only_mariadb_can_read_are_stored_so_that_the_library_can() {
+    let _alone = ALONE.lock().await;
     common::with_store(async |scratch| {
         scratch.register("h", false).await;
         let long = "json_object('sig', json_object('base64', to_base64(repeat('x', 200))))";
@@ -397,6 +409,7 @@ async fn headers_that_only_mariadb_can_read_are_stored_so_that_the_library_can()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dirty_read_is_no_duplicate() {
+    let _alone = ALONE.lock().await;
     common::with_store(async |scratch| {
         let message = Message::new("order", "x").id("1");
         let mut rival = scratch.pool.begin().await.unwrap();
@@ -432,6 +445,7 @@ async fn a_dirty_read_is_no_duplicate() {
 
 #[tokio::test]
 async fn a_rolled_back_transaction_leaves_nothing() {
+    let _alone = ALONE.lock().await;
     common::with_store(async |scratch| {
         let message = Message::new("order", "x").id("1");
         let mut tx = scratch.pool.begin().await.unwrap();
@@ -453,6 +467,7 @@ async fn a_rolled_back_transaction_leaves_nothing() {
 /// Whatever the isolation level of the caller, who may have taken a snapshot before the rival committed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rival_is_waited_for_and_believed() {
+    let _alone = ALONE.lock().await;
     common::with_store(async |scratch| {
         for (level, commits) in [
             ("repeatable read", true),
@@ -496,6 +511,7 @@ async fn a_rival_is_waited_for_and_believed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn copies_that_come_at_the_same_time_are_one_message_with_one_effect() {
+    let _alone = ALONE.lock().await;
     common::with_store(async |scratch| {
         scratch.effects().await;
         let sql = format!("insert into {}.effect (id) values (?)", scratch.schema);
@@ -535,6 +551,7 @@ async fn copies_that_come_at_the_same_time_are_one_message_with_one_effect() {
 
 #[tokio::test]
 async fn what_sql_receives_is_counted() {
+    let _alone = ALONE.lock().await;
     common::with_store(async |scratch| {
         for (payload, answer) in [("x", "new"), ("x", "duplicate"), ("x", "duplicate"), ("y", "conflict")] {
             assert_eq!(scratch.received(&Message::new("order", payload).id("1")).await, answer);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use oncebox_core::clock::Seed;
 use oncebox_core::{Error, ErrorKind};
+use sqlx::postgres::PgDatabaseError;
 
 /// What can go wrong while we work on a connection.
 pub(crate) enum Problem {
@@ -82,9 +83,11 @@ pub(crate) fn classify(error: sqlx::Error) -> Error {
             Some("25P03" | "25P04") => {
                 (ErrorKind::Unavailable, "postgres ended a transaction that was idle too long")
             }
-            // 54000: it accepts no commands at all, because transaction ids have run out.
-            Some(code) if lost_connection(code) || code.starts_with("53") || code == "54000" => {
+            Some(code) if lost_connection(code) || code.starts_with("53") => {
                 (ErrorKind::Unavailable, "postgres cannot take the request now")
+            }
+            Some("54000") if is_out_of_ids(&error) => {
+                (ErrorKind::Unavailable, "postgres has run out of transaction ids; vacuum the database")
             }
             _ => (ErrorKind::Store, "postgres refused a statement"),
         },
@@ -142,6 +145,14 @@ impl Retry {
 
 fn code(error: &sqlx::Error) -> Option<String> {
     error.as_database_error()?.code().map(|code| code.into_owned())
+}
+
+/// It writes nothing at all then. Its code, 54000, is that of other limits, too, which a single row may be over.
+fn is_out_of_ids(error: &sqlx::Error) -> bool {
+    let refused = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+    refused
+        .and_then(PgDatabaseError::routine)
+        .is_some_and(|routine| matches!(routine, "GetNewTransactionId" | "GetNewMultiXactId"))
 }
 
 fn is_contention(code: &str) -> bool {

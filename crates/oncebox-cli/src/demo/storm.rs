@@ -1,5 +1,6 @@
 //! The processes under way, and what befalls them.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,8 +100,8 @@ impl<'a> Storm<'a> {
             if pause {
                 self.others_awake().await?;
             }
-            let victim = self.one_at_work(seed).await?;
             self.effects = self.until(target.effects()).await??;
+            let victim = self.one_at_work(seed).await?;
             if pause {
                 self.pauses += 1;
                 self.runners[victim].freeze(length_of_pause(self.pauses, seed))?;
@@ -251,7 +252,8 @@ impl<'a> Storm<'a> {
     pub(crate) async fn end(&mut self) {
         for mut runner in self.runners.drain(..) {
             if let Err(error) = runner.kill().await {
-                eprintln!("oncebox: {error}");
+                // There may be no terminal any more to say it on.
+                let _ = writeln!(std::io::stderr(), "oncebox: {error}");
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::wake::Wake;
 
 /// The most messages and bytes of them in one statement.
 pub(crate) const MOST_MESSAGES: usize = 1000;
-const MOST_BYTES: usize = 8 * 1024 * 1024;
+pub(crate) const MOST_BYTES: usize = 8 * 1024 * 1024;
 
 /// At most one hint to other processes in this time.
 const ANNOUNCE_EVERY: Duration = Duration::from_millis(10);

@@ -6,10 +6,12 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use crate::counters::Counter;
+use crate::engine::receive::MOST_BYTES;
 use crate::error::{Error, ErrorKind};
+use crate::failure::storable;
 use crate::headers::size_of_header;
 use crate::inbox::Inbox;
-use crate::limits::{LONGEST_HEADERS, LONGEST_ID, LONGEST_KEY, LONGEST_KIND};
+use crate::limits::{LONGEST_HEADERS, LONGEST_ID, LONGEST_KEY, LONGEST_KIND, LONGEST_SCOPE};
 use crate::mapping::hex;
 use crate::message::Message;
 use crate::source::{Settle, UNREADABLE};
@@ -28,13 +30,18 @@ pub(crate) struct Unreadable {
 impl Unreadable {
     /// Makes the message one that a store can hold: an id of its own, and nothing over a limit but the payload.
     pub(crate) fn new(mut message: Message, fault: String) -> Self {
-        if !holds(&message.id, 1, LONGEST_ID) {
+        // Without its scope an id is no longer its own.
+        let has_scope = holds(&message.scope, 0, LONGEST_SCOPE);
+        if !has_scope || !holds(&message.id, 1, LONGEST_ID) {
             let came = message.id.escape_debug().to_string();
             message.id = own_id(&message);
             if !came.is_empty() {
                 let cut = came.char_indices().nth(2 * LONGEST_ID).map_or(came.len(), |(place, _)| place);
                 message.headers.push(ID_AS_IT_CAME, came[..cut].to_owned());
             }
+        }
+        if !has_scope {
+            message.scope.clear();
         }
         if !holds(&message.kind, 1, LONGEST_KIND) {
             message.kind = UNREADABLE.to_owned();
@@ -47,7 +54,7 @@ impl Unreadable {
             room -= if fits { size } else { 0 };
             fits
         });
-        Self { message, fault }
+        Self { message, fault: storable(fault) }
     }
 }
 
@@ -71,26 +78,50 @@ where
         );
         return Ok(vec![Settle::Reject; unreadable.len()]);
     }
-    match keep_together(inbox, source, unreadable).await {
-        Ok(()) => return Ok(vec![Settle::Accept; unreadable.len()]),
-        // One of them is refused; which one?
-        Err(error) if error.kind() == ErrorKind::Invalid => {}
-        Err(error) => return Err(error),
-    }
     let mut settled = Vec::with_capacity(unreadable.len());
-    for one in unreadable {
-        settled.push(match keep_together(inbox, source, std::slice::from_ref(one)).await {
-            Ok(()) => Settle::Accept,
-            // Only what can never be stored is given up: tables may be made later, a server may be mended.
-            Err(error) if error.kind() != ErrorKind::Invalid => return Err(error),
-            Err(error) => {
-                let id = &one.message.id;
-                tracing::error!(source, id, %error, "an unreadable message cannot be stored either; it is rejected");
-                Settle::Reject
+    let mut rest = unreadable;
+    while !rest.is_empty() {
+        let (lot, later) = rest.split_at(fitting(rest));
+        rest = later;
+        match keep_together(inbox, source, lot).await {
+            Ok(()) => settled.extend(lot.iter().map(|_| Settle::Accept)),
+            // One of them is refused; which one?
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                for one in lot {
+                    settled.push(keep_alone(inbox, source, one).await?);
+                }
             }
-        });
+            Err(error) => return Err(error),
+        }
     }
     Ok(settled)
+}
+
+/// How many go into one statement: at least one.
+fn fitting(unreadable: &[Unreadable]) -> usize {
+    let mut bytes = 0;
+    let fits = |one: &&Unreadable| {
+        bytes += one.message.size();
+        bytes <= MOST_BYTES
+    };
+    unreadable.iter().take_while(fits).count().max(1)
+}
+
+/// Only what can never be stored is given up: tables may be made later, a server may be mended.
+async fn keep_alone<St, S>(inbox: &Inbox<St, S>, source: &str, one: &Unreadable) -> Result<Settle, Error>
+where
+    St: Store,
+    S: Clone + Send + Sync + 'static,
+{
+    match keep_together(inbox, source, std::slice::from_ref(one)).await {
+        Ok(()) => Ok(Settle::Accept),
+        Err(error) if error.kind() == ErrorKind::Invalid => {
+            let id = &one.message.id;
+            tracing::error!(source, id, %error, "an unreadable message cannot be stored either; it is rejected");
+            Ok(Settle::Reject)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 async fn keep_together<St, S>(
@@ -150,9 +181,10 @@ fn holds(text: &str, least: usize, most: usize) -> bool {
 /// The same delivery always gets the same id, so that its copies are duplicates.
 fn own_id(message: &Message) -> String {
     let mut hasher = Sha256::new();
-    for part in [message.id.as_bytes(), message.kind.as_bytes(), message.headers.to_stored().as_bytes()] {
+    let headers = message.headers.to_stored();
+    for part in [&message.scope, &message.id, &message.kind, &headers] {
         hasher.update((part.len() as u64).to_le_bytes());
-        hasher.update(part);
+        hasher.update(part.as_bytes());
     }
     hasher.update(&message.payload);
     format!("{UNREADABLE}-{}", &hex(&hasher.finalize())[..32])
@@ -170,6 +202,8 @@ mod tests {
             Message::with_id("", "", "body"),
             Message::with_id(long.clone(), long.clone(), "body").key(&long),
             Message::with_id("a\0b", "k\0", "body").key("\0"),
+            Message::with_id("a", "k", "body").scope(&long),
+            Message::with_id("a", "k", "body").scope("\0"),
             Message::with_id("a", "k", "body").header("big", vec![1; 70_000]).header("small", "s"),
         ] {
             let kept = Unreadable::new(message, "why".to_owned()).message;
@@ -180,5 +214,10 @@ mod tests {
         assert!(kept.headers.text(ID_AS_IT_CAME).unwrap().starts_with("üüü"));
         let other = Unreadable::new(Message::with_id(long + "y", "k", "x"), String::new()).message;
         assert_ne!(kept.id, other.id, "different ids stay different messages");
+        let scoped =
+            |scope: String| Unreadable::new(Message::with_id("a", "k", "x").scope(scope), String::new());
+        assert_ne!(scoped("s".repeat(300)).message.id, scoped("t".repeat(300)).message.id);
+        let fault = Unreadable::new(Message::with_id("", "k", "x"), "why".repeat(10_000)).fault;
+        assert!(fault.len() < 10_000, "it is stored, too");
     }
 }

@@ -196,8 +196,11 @@ fn stopped(signal: Signal, store: &[&str]) -> Vec<Runner> {
     let runners = demo.wait_for("a frozen runner", |all| all.iter().any(|one| one.state.starts_with('T')));
     demo.tell(signal);
     if signal == Signal::SIGHUP {
-        // The shell and the system both say that the terminal is gone.
-        demo.tell(signal);
+        // The shell and the system both say that the terminal is gone: it may hear of it while it cleans up.
+        while demo.child.try_wait().expect("it can be asked").is_none() {
+            demo.tell(signal);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
     let (output, folder) = demo.finish();
     assert_eq!(output.status.code(), Some(128 + signal as i32), "{}", error_of(&output));

@@ -107,16 +107,8 @@ impl Recent {
 
     /// Adds what a statement has appended, after its commit.
     pub fn remember(&self, arrivals: &[Arrival], appended: Appended) {
-        if appended.new.is_empty() {
-            // Copies take seqs, too. The run goes on behind them.
-            if let Some(run) = self.lock().as_mut()
-                && appended.follows == Some(run.tail)
-                && run.tail.upto == appended.after
-            {
-                run.tail.upto = appended.upto;
-            }
-            return;
-        }
+        // Where only copies came, the log has nothing by which to find out later whether their commit was lost, and the
+        // seqs they took went to others. So the run ends before them.
         let of = |&(place, seq): &(usize, i64)| arrivals.get(place).map(|arrival| (arrival, seq));
         let Some((last, seq)) = appended.new.last().and_then(of) else { return };
         let places: Vec<(u16, i64)> =
@@ -323,15 +315,17 @@ mod tests {
     }
 
     #[test]
-    fn copies_in_between_do_not_end_a_run() {
+    fn nothing_but_copies_ends_a_run() {
         let recent = Recent::new(1_000_000);
         append(&recent, 0, &arrivals(0..2, "k"));
-        let copies = |follows| Appended { upto: 5, follows, ..appended(2, &[], None) };
-        recent.remember(&[], copies(None));
-        assert_eq!(seqs(&recent, &recent.tail().unwrap(), 5, 2), None, "nobody has found the tail");
-        recent.remember(&[], copies(recent.tail()));
+        recent.remember(&[], Appended { upto: 5, ..appended(2, &[], recent.tail()) });
+        let tail = recent.tail().unwrap();
+        assert_eq!(seqs(&recent, &tail, 2, 0), Some(vec![1, 2]));
+        assert_eq!(seqs(&recent, &tail, 5, 2), None, "others may have taken the seqs of the copies");
         append(&recent, 5, &arrivals(2..3, "k"));
-        assert_eq!(seqs(&recent, &recent.tail().unwrap(), 6, 0), Some(vec![1, 2, 6]));
+        let tail = recent.tail().unwrap();
+        assert_eq!(seqs(&recent, &tail, 6, 2), None, "what is before the copies is another run");
+        assert_eq!(seqs(&recent, &tail, 6, 5), Some(vec![6]));
     }
 
     #[test]

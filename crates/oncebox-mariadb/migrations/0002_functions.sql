@@ -55,6 +55,17 @@ begin
     signal sqlstate '45000' set message_text = text_of_error;
 end;
 
+-- Raises for a message that does not fit into one packet, with all its other columns and what is stored beside it when it
+-- becomes a dead letter.
+create or replace procedure {schema}.check_packet(in payload_and_headers bigint)
+no sql sql security invoker
+begin
+    if payload_and_headers + 20480 > @@max_allowed_packet then
+        signal sqlstate '45000' set message_text =
+            'a message does not fit into one packet of the server with its error; raise `max_allowed_packet`, or store the body elsewhere';
+    end if;
+end;
+
 -- Raises unless a text has so many bytes and no NUL.
 create or replace procedure {schema}.check_text(
     in field varchar(20) character set utf8mb4, in bytes longblob, in least bigint, in most bigint
@@ -162,6 +173,7 @@ begin
     declare now_at bigint default {schema}.clock_micros();
     declare due bigint default timestampdiff(microsecond, timestamp'1970-01-01 00:00:00', not_before);
     declare own longtext character set utf8mb4 default coalesce(id, {schema}.fresh_id());
+    declare stored longtext character set utf8mb4 default {schema}.stored_headers(headers);
     -- The library's clock ends there; and a date that is none must not mean "at once".
     if not_before is not null and coalesce(due > 253402207200999999, true) then
         signal sqlstate '45000' set message_text = 'not_before of a message is no time before the year 9999; null means at once';
@@ -175,11 +187,12 @@ begin
     if payload is null or octet_length(payload) > 16777216 then
         call {schema}.refuse('payload', octet_length(payload), 0, 16777216);
     end if;
+    call {schema}.check_packet(octet_length(payload) + octet_length(stored));
     insert into {schema}.outbox
         (sink, lane, scope, id, kind, `key`, headers, payload, not_before, due_at, created_at)
     values (
         cast(sink as binary), {schema}.lane_of(cast(coalesce(message_key, own) as binary)), '', cast(own as binary),
-        cast(kind as binary), cast(message_key as binary), {schema}.stored_headers(headers), payload, due,
+        cast(kind as binary), cast(message_key as binary), stored, payload, due,
         greatest(coalesce(due, now_at), now_at), now_at
     );
     return own;
@@ -216,6 +229,7 @@ begin
     if payload is null or octet_length(payload) > 16777216 then
         call {schema}.refuse('payload', octet_length(payload), 0, 16777216);
     end if;
+    call {schema}.check_packet(octet_length(payload) + octet_length(stored));
     set own = {schema}.digest(concat(cast(own_scope as binary), x'00', cast(id as binary)));
     set own_fingerprint = {schema}.digest(concat(cast(kind as binary), x'00', payload));
     -- A copy is recognised without the lock on the head row. The unique key below still decides. `select into` and not

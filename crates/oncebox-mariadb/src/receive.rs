@@ -15,6 +15,8 @@ use crate::tx::{Answer, MariaTransaction, reading, transaction};
 
 /// Every server takes a packet of this size, so only larger messages make us ask.
 const SMALL: usize = 512 * 1024;
+/// What is stored beside a message when it gets a row of its own, in the same packet: the handler's name, the error.
+const BESIDE: usize = 16 * 1024;
 /// Larger statements are no faster.
 const LARGE: usize = 4 * 1024 * 1024;
 
@@ -267,16 +269,18 @@ impl Inner {
         Ok(row.try_get(0)?)
     }
 
-    /// Refuses a message that the server would not take, before the server ends the connection because of it.
+    /// Refuses a message that the server would not take, now or as a dead letter with its error, before the server ends the
+    /// connection because of it.
     ///
     /// Asks the server once, and only when there is much to send.
     pub(crate) async fn check_packet(&self, load: Load<'_>) -> Result<(), Error> {
         let Some((message, largest)) = load.largest.filter(|_| load.bytes > SMALL) else { return Ok(()) };
         let most = self.packet.get_or_try_init(|| self.ask_packet()).await?;
+        let largest = largest + BESIDE;
         if largest > *most {
             return Err(Error::invalid(format!(
-                "message `{}` needs {largest} bytes, and the server takes {most} in one packet; raise \
-                 `max_allowed_packet` there, or store the body elsewhere and send its address",
+                "message `{}` needs up to {largest} bytes with what is stored beside it, and the server takes {most} in \
+                 one packet; raise `max_allowed_packet` there, or store the body elsewhere and send its address",
                 message.id.escape_debug()
             )));
         }

@@ -27,11 +27,11 @@ pub(crate) fn message(row: &MySqlRow, first: usize) -> Result<(Message, Option<S
     Ok(stored.read())
 }
 
-/// About how many bytes a message takes in a statement.
+/// The most bytes a message takes in a statement.
 pub(crate) fn size<'a>(message: impl Into<MessageView<'a>>) -> usize {
     let message = message.into();
-    // As JSON, where a byte may become several.
-    let headers: usize = message.headers().map(|(name, value)| 2 * (name.len() + value.len()) + 16).sum();
+    // As JSON, where a byte may become six: `\u0001`.
+    let headers: usize = message.headers().map(|(name, value)| 6 * (name.len() + value.len()) + 24).sum();
     let key = message.key.map_or(0, str::len);
     message.payload.len() + headers + message.id.len() + message.scope.len() + message.kind.len() + key + 200
 }

@@ -155,5 +155,57 @@ async fn a_message_larger_than_the_packet_is_refused_and_harms_no_other() {
     let answers = inbox.receive(&messages).await.unwrap();
     assert_eq!(answers, vec![Received::New; 500]);
     assert_eq!(inbox.receive(&messages).await.unwrap(), vec![Received::Duplicate; 500]);
+    // Bytes that take six each as they are stored.
+    let headers = || large("headers", 2 * 1024 * 1024 - 200 * 1024).header("h", vec![1; 60 * 1024]);
+    let (refused, other) = ([headers()], [large("beside", 10)]);
+    let (refused, other) = tokio::join!(inbox.receive(&refused), inbox.receive(&other));
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(other.unwrap(), [Received::New]);
+    drop(server);
+}
+
+/// What is stored can also be stored with the error it leads to, or its lane would stand still.
+#[tokio::test]
+async fn the_largest_message_can_become_a_dead_letter() {
+    let Some((server, pool, store)) = server("max_allowed_packet = 2M\n").await else { return };
+    let fail = |mut tx: MariaTx, message: Message| async move {
+        if message.id.len() > 1 {
+            return Err(Failure::permanent("x".repeat(10_000)));
+        }
+        sqlx::query("insert into shop.effect (id) values (?)").bind(&message.id).execute(&mut *tx).await?;
+        Ok::<(), Failure>(())
+    };
+    sqlx::raw_sql("create database shop; create table shop.effect (id varchar(100) not null)")
+        .execute(&pool)
+        .await
+        .unwrap();
+    let inbox = Inbox::new(store.clone()).on("order", handler("charge", fail));
+    run(inbox.clone()).drain().await.unwrap();
+    let message = |id: String, bytes: usize| Message::new("order", vec![7; bytes]).id(id).key("k");
+    let packet = 2 * 1024 * 1024;
+    // As much as is taken, in the library and in SQL.
+    let receive = "select oncebox.receive('s', ?, 'order', ?, 'k', '{}')";
+    let (mut stored, mut stored_by_sql) = (0, 0);
+    for left in (8..48).map(|half_kib| half_kib * 512) {
+        match inbox.receive(&[message(format!("left {left}"), packet - left)]).await {
+            Ok(_) => stored += 1,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Invalid, "{error}"),
+        }
+        let call = sqlx::query_scalar::<_, String>(receive);
+        match call.bind(format!("sql {left}")).bind(vec![7; packet - left]).fetch_one(&pool).await {
+            Ok(answer) => stored_by_sql += u32::from(answer == "new"),
+            Err(error) => assert!(error.to_string().contains("max_allowed_packet"), "{left}: {error}"),
+        }
+        if stored > 2 && stored_by_sql > 2 {
+            break;
+        }
+    }
+    assert!(stored > 2 && stored_by_sql > 2, "{stored} and {stored_by_sql} were taken");
+    assert_eq!(inbox.receive(&[message("b".to_owned(), 1)]).await.unwrap(), [Received::New]);
+    run(inbox).drain().await.unwrap();
+    let status = &store.handlers().await.unwrap()[0];
+    assert_eq!((status.dead, status.waiting), (u64::from(stored + stored_by_sql), 0));
+    let effects: i64 = sqlx::query_scalar("select count(*) from shop.effect").fetch_one(&pool).await.unwrap();
+    assert_eq!(effects, 1);
     drop(server);
 }

@@ -46,11 +46,25 @@ struct Queue {
     running: bool,
 }
 
+impl Queue {
+    /// While the store stands still, callers give up and others come: those that have gone leave room.
+    fn push(&mut self, call: Waiting) {
+        while self.waiting.pop_front_if(|first| first.is_given_up()).is_some() {}
+        self.waiting.push_back(call);
+    }
+}
+
 /// A call whose turn has not come. It keeps its messages itself, so that they go with it when it is given up: while the
 /// store stands still, senders give up and send again.
 struct Waiting {
     arrivals: Weak<Vec<Arrival>>,
     answer: oneshot::Sender<Outcome>,
+}
+
+impl Waiting {
+    fn is_given_up(&self) -> bool {
+        self.arrivals.strong_count() == 0
+    }
 }
 
 /// A call whose messages are stored whether it waits for that or not.
@@ -170,7 +184,7 @@ impl<St: Store> Receiver<St> {
         let (answer, answered) = oneshot::channel();
         let start = {
             let mut queue = lock(&self.inner.queue);
-            queue.waiting.push_back(Waiting { arrivals: Arc::downgrade(&arrivals), answer });
+            queue.push(Waiting { arrivals: Arc::downgrade(&arrivals), answer });
             !std::mem::replace(&mut queue.running, true)
         };
         if start {
@@ -486,6 +500,27 @@ mod tests {
         let headers: Vec<Message> =
             (0..5).map(|_| Message::with_id("1", "k", "").header("h", vec![0; half])).collect();
         assert_eq!(pieces(&headers, 100).map(<[Message]>::len).collect::<Vec<_>>(), [2, 2, 1]);
+    }
+
+    #[test]
+    fn calls_that_are_given_up_take_no_room() {
+        let mut queue = Queue::default();
+        let mut call = || {
+            let arrivals = Arc::new(Vec::new());
+            queue.push(Waiting { arrivals: Arc::downgrade(&arrivals), answer: oneshot::channel().0 });
+            (arrivals, queue.waiting.len())
+        };
+        let (first, _) = call();
+        let (second, _) = call();
+        drop(second);
+        assert_eq!(call().1, 3, "whoever waits keeps the place behind the first");
+        drop(first);
+        let (last, waiting) = call();
+        assert_eq!(waiting, 1);
+        let lengths: Vec<usize> = (0..100).map(|_| call().1).collect();
+        assert_eq!((lengths[0], lengths[99]), (2, 101), "behind one that waits");
+        drop(last);
+        assert_eq!(call().1, 1);
     }
 
     #[test]

@@ -313,7 +313,7 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Inbox<St, S> {
         &self.store
     }
 
-    fn refuse_direct(&self, what: &str) -> Result<(), Error> {
+    pub(crate) fn refuse_direct(&self, what: &str) -> Result<(), Error> {
         if self.settings.remembers {
             return Ok(());
         }

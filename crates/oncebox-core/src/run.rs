@@ -36,6 +36,7 @@ pub fn run<St: Store, S: Clone + Send + Sync + 'static>(inbox: Inbox<St, S>) -> 
     Run {
         inbox,
         sources: Vec::new(),
+        stores: false,
         relays: Vec::new(),
         concurrency: 4,
         poll_every: Duration::from_secs(1),
@@ -47,6 +48,8 @@ pub fn run<St: Store, S: Clone + Send + Sync + 'static>(inbox: Inbox<St, S>) -> 
 pub struct Run<St: Store, S> {
     inbox: Inbox<St, S>,
     sources: Vec<StartSource<St, S>>,
+    /// Whether a source's messages are to be stored first.
+    stores: bool,
     relays: Vec<StartRelay<St, S>>,
     concurrency: usize,
     poll_every: Duration,
@@ -66,7 +69,10 @@ type StartRelay<St, S> = Box<
 
 impl<St: Store, S: Clone + Send + Sync + 'static> Run<St, S> {
     /// Stores what the source delivers, acknowledges, and handles it in the background.
-    pub fn consume(self, source: impl Source) -> Self {
+    ///
+    /// Not with a direct inbox, which stores nothing: the runner does not start then.
+    pub fn consume(mut self, source: impl Source) -> Self {
+        self.stores = true;
         self.add_source(source, Mode::Stored)
     }
 
@@ -156,7 +162,10 @@ impl<St: Store, S: Clone + Send + Sync + 'static> Run<St, S> {
     }
 
     async fn start(self) -> Result<(), Error> {
-        let Self { inbox, sources, relays, concurrency, poll_every, stop } = self;
+        let Self { inbox, sources, stores, relays, concurrency, poll_every, stop } = self;
+        if stores {
+            inbox.refuse_direct("consume")?;
+        }
         inbox.register().await?;
         // Three stages, so that what a source has delivered is handled and what a handler has published is sent.
         let (stop_sources, sources_stop) = watch::channel(false);

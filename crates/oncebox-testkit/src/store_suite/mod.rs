@@ -320,6 +320,7 @@ macro_rules! store_suite {
             a_handler_runs_in_several_transactions_at_once,
             one_connection_is_enough_for_everything,
             a_direct_inbox_gives_failures_back_to_the_source,
+            a_direct_inbox_takes_nothing_to_be_stored,
             an_idle_transaction_of_somebody_else_stops_nobody,
         }
         $crate::cases! { $subject, store_suite, stopping:

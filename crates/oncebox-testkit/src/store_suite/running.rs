@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use oncebox_core::admin::{DeliveryFilter, DeliveryInfo, DeliveryState};
-use oncebox_core::{Counter, Failure, Inbox, Limits, Message, Store, UNREADABLE, run};
+use oncebox_core::{Counter, ErrorKind, Failure, Inbox, Limits, Message, Store, UNREADABLE, run};
 use tokio::sync::watch;
 
 use crate::broker::{Manners, MemoryBroker};
@@ -279,6 +279,18 @@ pub async fn a_direct_inbox_gives_failures_back_to_the_source<T: Subject>(subjec
     running.stop().await;
     assert_once(&subject, &numbered(3), &["charge"]).await;
     assert_eq!(broker.deliveries(), 6);
+}
+
+/// Each message would be refused as if it were to blame, and the broker told to give it up.
+pub async fn a_direct_inbox_takes_nothing_to_be_stored<T: Subject>(subject: T) {
+    let charge = handler("charge", recording::<T>("charge"));
+    let inbox = Inbox::direct(subject.store()).on(KIND, charge);
+    let broker = MemoryBroker::new(1, Manners::GOOD);
+    broker.put(numbered(3));
+    let error = run(inbox).consume(broker.source("orders")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("`consume`"), "{error}");
+    assert_eq!((broker.pending(), broker.deliveries()), (3, 0));
 }
 
 /// A transaction that somebody forgot to end does not stop the others.

@@ -123,6 +123,32 @@ async fn a_batch_gets_a_line_per_message() {
     assert_eq!(empty.status, 400);
 }
 
+/// The limits of a store may be narrower than ours.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_the_store_refuses_harms_no_other() {
+    let place = Place::new("[source.shop]\ntype = \"http\"\n");
+    let service = place.serve(&[]);
+    let too_big = "create trigger too_big before insert on oncebox_log when new.id = 'large' \
+                   begin select length(zeroblob(2000000000)); end";
+    sqlx::query(too_big).execute(&place.open().await).await.unwrap();
+    let line = |id: &str| format!("{{\"id\":\"{id}\",\"kind\":\"k\",\"payload\":1}}");
+    let post = async |ids: &[&str]| {
+        let lines: Vec<String> = ids.iter().map(|id| line(id)).collect();
+        let answer =
+            service.post("/in/shop", &[("content-type", "application/x-ndjson")], lines.join("\n")).await;
+        assert_eq!(answer.status, 207, "{}", answer.body);
+        let lines = answer.body.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        lines.collect::<Vec<_>>()
+    };
+    let answers = post(&["a", "large", "b"]).await;
+    let words: Vec<_> = answers.iter().map(|line| line["status"].as_str().unwrap()).collect();
+    assert_eq!(words, ["new", "invalid", "new"]);
+    assert!(answers[1]["error"].as_str().unwrap().contains("larger than SQLite can hold"), "{answers:?}");
+    assert_eq!(post(&["large"]).await[0]["status"], "invalid");
+    let ids: Vec<String> = stored(&place).await.into_iter().map(|(id, ..)| id).collect();
+    assert_eq!(ids, ["a", "b"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn signatures_are_checked_and_the_secret_can_be_changed() {
     let place = Place::new(

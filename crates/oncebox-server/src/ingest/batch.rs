@@ -8,7 +8,7 @@ use axum::response::Response;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use oncebox::{Headers, Limits, Message};
+use oncebox::{ErrorKind, Headers, Limits, Message, Received};
 use oncebox_core::LONGEST_HEADERS;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -100,12 +100,15 @@ pub(super) async fn take<St: ServiceStore>(
         return Err(Refusal::Bad("the batch has no line".to_owned()));
     }
     take_rate(source, messages.len())?;
-    let received = app.inbox.receive(&messages).await.map_err(refused)?;
+    let received = receive(app, &messages).await?;
     let mut answer = String::new();
     for line in lines {
         let value: Value = match line {
-            Ok(place) => json!(answer::line(&messages[place].id, word(received[place]).0)),
-            Err((id, error)) => json!({ "id": id, "status": "invalid", "error": error }),
+            Ok(place) => match &received[place] {
+                Ok(received) => json!(answer::line(&messages[place].id, word(*received).0)),
+                Err(error) => invalid(Some(&messages[place].id), error),
+            },
+            Err((id, error)) => invalid(id.as_deref(), &error),
         };
         answer.push_str(&value.to_string());
         answer.push('\n');
@@ -116,6 +119,47 @@ pub(super) async fn take<St: ServiceStore>(
     *response.status_mut() = StatusCode::MULTI_STATUS;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
     Ok(response)
+}
+
+fn invalid(id: Option<&str>, error: &str) -> Value {
+    json!({ "id": id, "status": "invalid", "error": error })
+}
+
+/// As many as one statement takes.
+const PIECE: usize = 1000;
+
+/// Stores messages; an error is that of one message, which the store refuses.
+async fn receive<St: ServiceStore>(
+    app: &App<St>,
+    messages: &[Message],
+) -> Result<Vec<Result<Received, String>>, Refusal> {
+    let mut answers = Vec::with_capacity(messages.len());
+    for piece in messages.chunks(PIECE) {
+        match app.inbox.receive(piece).await {
+            Ok(received) => answers.extend(received.into_iter().map(Ok)),
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                answers.extend(receive_singly(app, piece).await?)
+            }
+            Err(error) => return Err(refused(error)),
+        }
+    }
+    Ok(answers)
+}
+
+/// Where one is refused. Large messages take several statements, so some may be stored already: those are duplicates now.
+async fn receive_singly<St: ServiceStore>(
+    app: &App<St>,
+    messages: &[Message],
+) -> Result<Vec<Result<Received, String>>, Refusal> {
+    let mut answers = Vec::with_capacity(messages.len());
+    for message in messages {
+        match app.inbox.receive(std::slice::from_ref(message)).await {
+            Ok(received) => answers.extend(received.into_iter().map(Ok)),
+            Err(error) if error.kind() == ErrorKind::Invalid => answers.push(Err(error.to_string())),
+            Err(error) => return Err(refused(error)),
+        }
+    }
+    Ok(answers)
 }
 
 /// The lines that are not empty.

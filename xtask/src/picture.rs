@@ -32,13 +32,16 @@ pub fn draw(root: &Path) -> Result<&'static str, Error> {
 /// Terminal text as a picture, verdict lines in colour.
 fn svg(call: &str, text: &str) -> String {
     const LINE: usize = 20;
-    const WIDTH: usize = 820;
+    /// Of ten letters: the widest of the fonts below has 0.602 of the font's size for each.
+    const TEN_LETTERS: usize = 85;
     let prompt = format!("$ {call}");
     let lines: Vec<&str> = std::iter::once(prompt.as_str()).chain(text.trim_end().lines()).collect();
+    let longest = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0);
+    let width = (longest * TEN_LETTERS / 10 + 40).max(600);
     let height = lines.len() * LINE + 36;
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+         viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{}\">\n\
          <rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#1b1f24\"/>\n\
          <g font-family=\"ui-monospace, Menlo, Consolas, monospace\" font-size=\"14\" xml:space=\"preserve\">\n",
         escaped(&spoken(call, text))
@@ -82,9 +85,15 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_line_has_room() {
+        let drawn = svg("x", &format!("  {}\n  ·\n", "·".repeat(98)));
+        assert!(drawn.contains("viewBox=\"0 0 890 "), "{drawn}");
+    }
+
+    #[test]
     fn the_picture_scales_and_can_be_heard() {
         let drawn = svg("x y", "\n  messages      10\n\n  lost           0\n");
-        assert!(drawn.contains("viewBox=\"0 0 820 "), "{drawn}");
+        assert!(drawn.contains("viewBox=\"0 0 600 "), "{drawn}");
         assert!(
             drawn.contains("aria-label=\"A terminal runs x y and shows: messages 10; lost 0\""),
             "{drawn}"

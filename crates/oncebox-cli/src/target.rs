@@ -8,8 +8,10 @@ use std::path::Path;
 use std::pin::pin;
 
 use futures_util::{Stream, TryStreamExt};
+use oncebox::clock::Seed;
 use oncebox::{PgStore, SqliteStore, Store};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, SqliteConnection, SqlitePool};
+use tempfile::TempDir;
 
 pub(crate) use mariadb::MariaTarget;
 
@@ -60,6 +62,23 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// A new place on this store, or in a temporary folder, which is gone when it is dropped.
+    pub(crate) fn own(store: Option<&str>, purpose: &str) -> Result<(Self, Option<TempDir>), String> {
+        let schema = format!("oncebox_{purpose}_{:x}", Seed::from_system().next() >> 20);
+        if let Some(url) = store {
+            let place = Self { url: url.to_owned(), schema };
+            place.check_new()?;
+            return Ok((place, None));
+        }
+        let folder = tempfile::tempdir().map_err(|error| {
+            format!(
+                "no temporary folder can be made: {error}; name one with `TMPDIR`, or a store with `--store`"
+            )
+        })?;
+        let url = format!("sqlite:{}", folder.path().join(format!("{purpose}.db")).display());
+        Ok((Self { url, schema }, Some(folder)))
+    }
+
     pub(crate) fn is_postgres(&self) -> bool {
         self.url.starts_with("postgres://") || self.url.starts_with("postgresql://")
     }
@@ -94,6 +113,10 @@ impl Place {
     pub(crate) fn check_new(&self) -> Result<(), String> {
         self.check()?;
         let file = reach::sqlite_file(&self.url);
+        if file.is_empty() {
+            return Err("`sqlite:` names no file; name one that is not there, as in `--store sqlite:new.db`"
+                .to_owned());
+        }
         let is_there = |file: &String| self.url.starts_with("sqlite:") && is_there(Path::new(file));
         match sqlite_files(file).into_iter().find(is_there) {
             Some(file) => Err(format!(

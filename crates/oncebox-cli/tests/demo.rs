@@ -40,6 +40,9 @@ fn wrong_arguments_name_the_thing_and_the_remedy() {
         (&["bench", "--store", "mongodb://user:secret@host/db"][..], "use `sqlite:FILE`"),
         (&["demo", "--store", "postgres://user:secret@127.0.0.1:1/db"][..], "cannot be reached"),
         (&["demo", "--store", "mysql://user:secret@127.0.0.1:1/db"][..], "cannot be reached"),
+        (&["demo", "--store", "mysql://user:secret@host:port/db"][..], "as in mysql://user@host/database"),
+        (&["demo", "--store", "sqlite:"][..], "names no file"),
+        (&["demo", "--messages", "-5"][..], "--messages"),
     ] {
         let output = oncebox(arguments);
         let text = error_of(&output);

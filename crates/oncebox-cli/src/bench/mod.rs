@@ -49,7 +49,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 1_000_000, requires = "http")]
     waiting: u64,
     /// How many messages each fast measurement handles; slow ones handle a part of them.
-    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1000..=10_000_000))]
+    #[arg(long, default_value_t = 20_000, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1000..=10_000_000))]
     messages: u64,
     /// How many rounds; the median of them counts.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
@@ -68,13 +68,7 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
 /// What is to be printed. Its tables are gone by then, whatever the outcome.
 async fn measured(options: &Options) -> Result<String, Cut> {
     let mut stop = Stop::listen()?;
-    let folder = tempfile::tempdir().map_err(|error| format!("no temporary folder can be made: {error}"))?;
-    let url = match &options.store {
-        Some(url) => url.clone(),
-        None => format!("sqlite:{}", folder.path().join("bench.db").display()),
-    };
-    let place = Place { url, schema: format!("oncebox_bench_{:x}", Seed::from_system().next() >> 20) };
-    place.check_new()?;
+    let (place, _folder) = Place::own(options.store.as_deref(), "bench")?;
     #[cfg(feature = "serve")]
     if options.http {
         http::own_place(&place).check_new()?;

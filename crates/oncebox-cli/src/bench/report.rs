@@ -7,6 +7,7 @@ use serde::{Serialize, Serializer};
 use crate::bench::line;
 use crate::bench::measure::{BATCH, median};
 use crate::bench::round::{CALLERS, Round};
+use crate::shell::grouped;
 use crate::target::Place;
 
 /// Everything `oncebox bench` measures; rates are messages per second, each the median of the rounds.
@@ -179,8 +180,13 @@ impl Report {
         line(
             out,
             format_args!(
-                "\noncebox bench on {}: {} messages, the median of {} rounds\n",
-                self.store, self.messages, self.rounds
+                "\noncebox bench on {}: {} messages, {}\n",
+                self.store,
+                grouped(self.messages as u64),
+                match self.rounds {
+                    1 => "one round".to_owned(),
+                    rounds => format!("the median of {rounds} rounds"),
+                }
             ),
         );
         line(out, format_args!("  messages per second{:>36}{:>12}{:>12}", "floor", "recipe", "oncebox"));
@@ -271,7 +277,7 @@ impl Report {
 }
 
 fn row(out: &mut String, name: &str, floor: Option<f64>, recipe: Option<f64>, own: f64) {
-    let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}"));
+    let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| grouped(rate as u64));
     line(out, format_args!("  {name:<43}{:>12}{:>12}{:>12}", rate(floor), rate(recipe), rate(Some(own))));
 }
 

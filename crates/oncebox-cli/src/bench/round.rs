@@ -71,7 +71,6 @@ pub(crate) async fn measure<T: Yard>(
     bench.ingest(&mut round).await?;
     bench.process(&mut round).await?;
     bench.process_sets(&mut round).await?;
-    bench.ingest_one_by_one(&mut round).await?;
     bench.handle_inline(&mut round).await?;
     bench.ingest_duplicates(&mut round).await?;
     elsewhere.close().await;
@@ -157,6 +156,8 @@ impl<T: Yard> Bench<'_, T> {
     async fn ingest(&self, round: &mut Round) -> Result<(), String> {
         let (bare, recipe) = (rows("floor", self.count), rows("recipe", self.count));
         let stored = messages("single", "single", self.count);
+        let (one_by_one, recipe_one_by_one) =
+            (messages("single", "one", self.few), rows("recipe-single", self.few));
         let bare = async {
             self.step("bare insert");
             for chunk in bare.chunks(BATCH) {
@@ -172,14 +173,44 @@ impl<T: Yard> Bench<'_, T> {
             self.step("recipe's ingest");
             self.fill(&recipe).await
         };
-        [round.floor_insert, round.ingest_batch, round.recipe_ingest_batch] =
-            self.in_turns([bare.boxed(), own.boxed(), recipe.boxed()], Count::Sent(self.count)).await?;
+        let recipe_single = async {
+            self.step("recipe, one by one");
+            self.recipe_one_by_one(&recipe_one_by_one).await
+        };
+        let own_single = async {
+            self.step("one by one");
+            let callers = one_by_one.chunks(self.few.div_ceil(CALLERS)).map(|own| async move {
+                for message in own {
+                    receive(&self.single, std::slice::from_ref(message)).await?;
+                }
+                Ok::<(), String>(())
+            });
+            try_join_all(callers).await.map(|_| ())
+        };
+        let (all, few) = (Count::Sent(self.count), Count::Sent(self.few));
+        [
+            round.floor_insert,
+            round.ingest_batch,
+            round.recipe_ingest_batch,
+            round.recipe_ingest,
+            round.ingest_single,
+        ] = self
+            .in_turns([
+                (bare.boxed(), all),
+                (own.boxed(), all),
+                (recipe.boxed(), all),
+                (recipe_single.boxed(), few),
+                (own_single.boxed(), few),
+            ])
+            .await?;
         Ok(())
     }
 
     /// Handles what `ingest` has stored, with one statement for each message.
     async fn process(&self, round: &mut Round) -> Result<(), String> {
-        let ids = self.ids("loop");
+        // With those that came one by one.
+        let stored = self.count + self.few;
+        let ids: Vec<String> = (0..stored).map(|number| id("loop", number)).collect();
         let bare = async {
             self.step("bare handler loop");
             for chunk in ids.chunks(BATCH) {
@@ -195,15 +226,16 @@ impl<T: Yard> Bench<'_, T> {
             self.step("recipe's processing");
             self.recipe_process(false).await
         };
+        let all = Count::Effects(stored);
         [round.floor_loop, round.process, round.recipe_process] =
-            self.in_turns([bare.boxed(), own.boxed(), recipe.boxed()], Count::Effects(self.count)).await?;
+            self.in_turns([(bare.boxed(), all), (own.boxed(), all), (recipe.boxed(), all)]).await?;
 
         receive(&self.other, &messages("single", "other", self.count)).await?;
         let others = async {
             self.step("process, received elsewhere");
             drain(&self.single).await
         };
-        [round.process_others] = self.in_turns([others.boxed()], Count::Effects(self.count)).await?;
+        [round.process_others] = self.in_turns([(others.boxed(), Count::Effects(self.count))]).await?;
         Ok(())
     }
 
@@ -212,7 +244,8 @@ impl<T: Yard> Bench<'_, T> {
         self.own_the_end_of_the_log("set-before").await?;
         receive(&self.set, &messages("set", "set", self.count)).await?;
         self.fill(&rows("recipe-set", self.count)).await?;
-        let batches: Vec<Vec<String>> = self.ids("set").chunks(BATCH).map(<[String]>::to_vec).collect();
+        let ids: Vec<String> = (0..self.count).map(|number| id("set", number)).collect();
+        let batches: Vec<Vec<String>> = ids.chunks(BATCH).map(<[String]>::to_vec).collect();
         let bare = async {
             self.step("bare set-based");
             for batch in batches {
@@ -228,37 +261,17 @@ impl<T: Yard> Bench<'_, T> {
             self.step("recipe's processing, set-based");
             self.recipe_process(true).await
         };
+        let all = Count::Effects(self.count);
         [round.floor_batch, round.process_batch, round.recipe_process_batch] =
-            self.in_turns([bare.boxed(), own.boxed(), recipe.boxed()], Count::Effects(self.count)).await?;
+            self.in_turns([(bare.boxed(), all), (own.boxed(), all), (recipe.boxed(), all)]).await?;
 
         receive(&self.other, &messages("set", "other-set", self.count)).await?;
         let others = async {
             self.step("process, set-based, received elsewhere");
             drain(&self.set).await
         };
-        [round.process_batch_others] = self.in_turns([others.boxed()], Count::Effects(self.count)).await?;
+        [round.process_batch_others] = self.in_turns([(others.boxed(), all)]).await?;
         Ok(())
-    }
-
-    async fn ingest_one_by_one(&self, round: &mut Round) -> Result<(), String> {
-        let (own, recipe) = (messages("single", "one", self.few), rows("recipe-single", self.few));
-        let own = async {
-            self.step("one by one");
-            let callers = own.chunks(self.few.div_ceil(CALLERS)).map(|own| async move {
-                for message in own {
-                    receive(&self.single, std::slice::from_ref(message)).await?;
-                }
-                Ok::<(), String>(())
-            });
-            try_join_all(callers).await.map(|_| ())
-        };
-        let recipe = async {
-            self.step("recipe, one by one");
-            self.recipe_one_by_one(&recipe).await
-        };
-        [round.ingest_single, round.recipe_ingest] =
-            self.in_turns([own.boxed(), recipe.boxed()], Count::Sent(self.few)).await?;
-        self.drain_all().await
     }
 
     async fn handle_inline(&self, round: &mut Round) -> Result<(), String> {
@@ -274,7 +287,7 @@ impl<T: Yard> Bench<'_, T> {
             }
             Ok(())
         };
-        [round.inline] = self.in_turns([own.boxed()], Count::Effects(self.count)).await?;
+        [round.inline] = self.in_turns([(own.boxed(), Count::Effects(self.count))]).await?;
         Ok(())
     }
 
@@ -309,24 +322,24 @@ impl<T: Yard> Bench<'_, T> {
             }
             Ok(())
         };
+        let sent = Count::Sent(self.count);
         [round.floor_insert_later, round.ingest_some_duplicates] =
-            self.in_turns([bare.boxed(), some.boxed()], Count::Sent(self.count)).await?;
-        [round.ingest_duplicates] = self.in_turns([all.boxed()], Count::Sent(self.count)).await?;
+            self.in_turns([(bare.boxed(), sent), (some.boxed(), sent)]).await?;
+        [round.ingest_duplicates] = self.in_turns([(all.boxed(), sent)]).await?;
         Ok(())
     }
 
     /// Takes the time of each, one after the other, and makes sure that each did its work.
     async fn in_turns<const N: usize>(
         &self,
-        work: [BoxFuture<'_, Result<(), String>>; N],
-        count: Count,
+        work: [(BoxFuture<'_, Result<(), String>>, Count); N],
     ) -> Result<[f64; N], String> {
         let mut rates = [0.0; N];
         let mut places: Vec<_> = work.into_iter().enumerate().collect();
         if self.turned {
             places.reverse();
         }
-        for (place, work) in places {
+        for (place, (work, count)) in places {
             rates[place] = match count {
                 Count::Sent(count) => rate(count, work).await?,
                 Count::Effects(count) => {
@@ -341,10 +354,6 @@ impl<T: Yard> Bench<'_, T> {
             };
         }
         Ok(rates)
-    }
-
-    fn ids(&self, name: &str) -> Vec<String> {
-        (0..self.count).map(|number| id(name, number)).collect()
     }
 
     async fn fill(&self, rows: &[Row]) -> Result<(), String> {

@@ -1,5 +1,6 @@
 //! A runner as a child process, fed over pipes.
 
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,9 +32,8 @@ pub(crate) struct Runner {
 impl Runner {
     /// Starts this program again as a runner. `number` is never used twice.
     pub(crate) fn start(feeder: &Arc<Feeder>, place: &Place, number: usize) -> Result<Self, String> {
-        let program =
-            std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
-        let mut command = Command::new(program);
+        let mut command = Command::new(this_program()?);
+        command.arg0("oncebox");
         command.args(["demo-runner", "--store", &place.url, "--schema", &place.schema]);
         // A transaction that is silent for longer is ended by the server. Some frozen runners find theirs ended and their
         // lanes with others; some hold them still and go on.
@@ -124,6 +124,15 @@ impl Runner {
         }
         self.feeder.lost(self.number)
     }
+}
+
+/// On Linux the one that is running, even when its file was built anew meanwhile.
+fn this_program() -> Result<PathBuf, String> {
+    let itself = Path::new("/proc/self/exe");
+    if itself.exists() {
+        return Ok(itself.to_owned());
+    }
+    std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))
 }
 
 async fn write_deliveries(feeder: Arc<Feeder>, mut stdin: ChildStdin, runner: usize) -> Option<ChildStdin> {

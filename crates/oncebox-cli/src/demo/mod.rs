@@ -33,7 +33,7 @@ const PER_CRASH: u64 = 200;
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// How many different messages.
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    #[arg(long, default_value_t = 10_000, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     messages: Number,
     /// How often a process is killed with `kill -9`; 10 unless set, fewer when there are less than 2,000 deliveries.
     #[arg(long, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
@@ -79,13 +79,7 @@ pub(crate) async fn demo(options: Options) -> Result<bool, String> {
 
 async fn demo_somewhere(options: &Options, seed: u64) -> Result<(Report, &'static str), Cut> {
     let mut stop = Stop::listen()?;
-    let folder = tempfile::tempdir().map_err(|error| format!("no temporary folder can be made: {error}"))?;
-    let url = match &options.store {
-        Some(url) => url.clone(),
-        None => format!("sqlite:{}", folder.path().join("demo.db").display()),
-    };
-    let place = Place { url, schema: format!("oncebox_demo_{:x}", Seed::from_system().next() >> 20) };
-    place.check_new()?;
+    let (place, _folder) = Place::own(options.store.as_deref(), "demo")?;
     let report = if place.is_postgres() {
         demo_on::<PgTarget>(options, &place, seed, &mut stop).await?
     } else if place.is_mariadb() {
@@ -141,7 +135,7 @@ async fn run_storm<T: Target>(
             storm.start_runner()?;
         }
         storm.strike(target, crashes, options.pauses, seed, &bar.0).await?;
-        bar.0.set_message(format!("{crashes} killed, others take over what they left"));
+        bar.0.set_message(format!("{crashes} killed, others take over (up to 10 s)"));
         settle(target, storm).await?;
         storm.stop().await
     };
@@ -250,7 +244,7 @@ impl Bar {
         if options.json || !std::io::stderr().is_terminal() {
             return Self(ProgressBar::hidden());
         }
-        let style = ProgressStyle::with_template("{bar:40.green} {pos}/{len} effects  {msg}  {elapsed}");
+        let style = ProgressStyle::with_template("{wide_bar:.green} {pos}/{len} effects  {msg}  {elapsed}");
         let bar = ProgressBar::new(u64::from(options.messages));
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         Self(bar)

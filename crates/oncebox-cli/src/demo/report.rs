@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::Options;
+use crate::shell::grouped;
 
 /// The result, as `--json` prints it.
 #[derive(Debug, Serialize)]
@@ -61,29 +62,22 @@ impl Report {
         let dead = format!("{} ended as dead letters: kept, but not handled", grouped(self.dead_letters));
         line("lost", self.lost, if self.dead_letters > 0 { &dead } else { "" });
         line("doubled", self.doubled, "");
+        if self.crashes_holding * 2 < self.crashes {
+            let _ = writeln!(
+                text,
+                "\n  most of the killed had nothing in hand: give them more with `--messages`"
+            );
+        }
         let _ = match self.is_clean() {
             true => writeln!(text, "\n  every message counted exactly once, in {:.1} s\n", self.seconds),
             false => writeln!(
                 text,
-                "\n  NOT exactly once, in {:.1} s; to run it again: `--seed {}`\n",
+                "\n  NOT exactly once, in {:.1} s; the same traffic again: the same options and `--seed {}`\n",
                 self.seconds, self.seed
             ),
         };
         text
     }
-}
-
-/// 1234567 as 1,234,567.
-fn grouped(value: u64) -> String {
-    let digits = value.to_string();
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 #[cfg(test)]
@@ -119,6 +113,7 @@ mod tests {
         let text = text(&report());
         assert!(text.contains("every message counted exactly once, in 1.5 s"), "{text}");
         assert!(text.contains("2 with unacknowledged deliveries, 1 while effects grew"), "{text}");
+        assert!(!text.contains("nothing in hand"), "{text}");
         assert!(!text.contains("frozen") && !text.contains("dead letter"), "{text}");
         assert!(!text.lines().any(|line| line.ends_with(' ')), "{text}");
     }
@@ -128,6 +123,12 @@ mod tests {
         let text = text(&Report { effects: 1999, lost: 1, dead_letters: 1, pauses: 2, ..report() });
         assert!(text.contains("NOT exactly once") && text.contains("`--seed 42`"), "{text}");
         assert!(text.contains("1 ended as dead letters") && text.contains("processes frozen"), "{text}");
+    }
+
+    #[test]
+    fn kills_that_prove_nothing_are_told_of() {
+        let text = text(&Report { crashes_holding: 1, ..report() });
+        assert!(text.contains("most of the killed had nothing in hand"), "{text}");
     }
 
     #[test]

@@ -231,7 +231,7 @@ impl<'a> Storm<'a> {
         if self.progress.1.elapsed() > self.patience {
             return Err(format!(
                 "no delivery was acknowledged and no effect was added for {:?}, with {} of them made; look at the \
-                 store, or wait longer with `--patience`",
+                 store, ask the runners why with `ONCEBOX_LOG=warn`, or wait longer with `--patience`",
                 self.patience,
                 self.feeder.deliveries()
             ));

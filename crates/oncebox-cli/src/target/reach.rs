@@ -11,7 +11,8 @@ use sqlx::{Connection, MySqlConnection, MySqlPool, PgConnection, PgPool};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(crate) async fn postgres(url: &str, connections: u32) -> Result<PgPool, String> {
-    let options: PgConnectOptions = url.parse().map_err(|error| unreadable("Postgres", &error))?;
+    let options: PgConnectOptions =
+        url.parse().map_err(|error| unreadable("Postgres", "postgres", &error))?;
     let address = address(options.get_host(), options.get_port());
     try_once::<PgConnection>(&format!("Postgres at {address}"), &options).await?;
     let port = options.get_port();
@@ -23,7 +24,7 @@ pub(crate) async fn postgres(url: &str, connections: u32) -> Result<PgPool, Stri
 }
 
 pub(crate) async fn mariadb(url: &str, connections: u32) -> Result<MySqlPool, String> {
-    let options: MySqlConnectOptions = url.parse().map_err(|error| unreadable("MariaDB", &error))?;
+    let options: MySqlConnectOptions = url.parse().map_err(|error| unreadable("MariaDB", "mysql", &error))?;
     let address = address(options.get_host(), options.get_port());
     try_once::<MySqlConnection>(&format!("MariaDB at {address}"), &options).await?;
     let port = options.get_port();
@@ -80,8 +81,8 @@ async fn try_once<C: Connection>(server: &str, options: &C::Options) -> Result<(
     Err(format!("{server} cannot be reached: {reason}; is it running, and is `--store` right?"))
 }
 
-fn unreadable(store: &str, error: &sqlx::Error) -> String {
-    format!("the URL of {store} cannot be read: {error}; write it as in postgres://user@host/database")
+fn unreadable(store: &str, scheme: &str, error: &sqlx::Error) -> String {
+    format!("the URL of {store} cannot be read: {error}; write it as in {scheme}://user@host/database")
 }
 
 /// A host with colons in it is an address of IPv6.

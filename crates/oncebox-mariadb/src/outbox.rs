@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use sqlx::{Connection, MySqlConnection, Row};
 
 use crate::error::{Problem, classify};
-use crate::receive::Load;
 use crate::rows::{self, limit, list, not_before, size, stored_lane, text};
 use crate::sql::query;
 use crate::store::Inner;
@@ -50,7 +49,7 @@ impl Inner {
         for message in messages {
             self.options.limits.check(message)?;
         }
-        self.check_packet(Load::of(messages.iter())).await?;
+        self.check_packet(messages.iter()).await?;
         // The driver counts what it was told; the server knows of transactions that ended otherwise.
         let row = self.sql.clock.query(self.shift()).fetch_one(&mut *tx).await.map_err(classify)?;
         if !tx.is_in_transaction() || !row.try_get::<bool, _>(2).map_err(classify)? {

@@ -8,7 +8,7 @@ use oncebox_core::{Error, ErrorKind, Received};
 use sqlx::{MySqlConnection, Row};
 
 use crate::error::{Problem, classify};
-use crate::rows::{hex, list, not_before, sixteen, size, stored_lane, text};
+use crate::rows::{exact_size, hex, list, not_before, sixteen, size, stored_lane, text};
 use crate::sql::{next_numbers, query};
 use crate::store::Inner;
 use crate::tx::{Answer, MariaTransaction, reading, transaction};
@@ -22,7 +22,7 @@ const LARGE: usize = 4 * 1024 * 1024;
 
 impl Inner {
     pub(crate) async fn receive(&self, arrivals: &[Arrival]) -> Result<Vec<Received>, Error> {
-        self.check_packet(Load::of(arrivals.iter().map(Arrival::message))).await?;
+        self.check_packet(arrivals.iter().map(Arrival::message)).await?;
         let mut verdicts = vec![None; arrivals.len()];
         // In a storm of redeliveries one look is cheaper than a write of the head row and a commit. It also takes no
         // locks, for which others would have to wait.
@@ -175,7 +175,7 @@ impl Inner {
         &self,
         inline: &ReadInline<'_>,
     ) -> Result<InlineBatch<MariaTransaction>, Error> {
-        self.check_packet(Load::of(inline.arrivals.iter().map(Arrival::message))).await?;
+        self.check_packet(inline.arrivals.iter().map(Arrival::message)).await?;
         let mut retry = crate::error::Retry::default();
         loop {
             let tx = self.begin(inline.limits).await?;
@@ -273,16 +273,26 @@ impl Inner {
     /// connection because of it.
     ///
     /// Asks the server once, and only when there is much to send.
-    pub(crate) async fn check_packet(&self, load: Load<'_>) -> Result<(), Error> {
-        let Some((message, largest)) = load.largest.filter(|_| load.bytes > SMALL) else { return Ok(()) };
-        let most = self.packet.get_or_try_init(|| self.ask_packet()).await?;
-        let largest = largest + BESIDE;
-        if largest > *most {
-            return Err(Error::invalid(format!(
-                "message `{}` needs up to {largest} bytes with what is stored beside it, and the server takes {most} in \
-                 one packet; raise `max_allowed_packet` there, or store the body elsewhere and send its address",
-                message.id.escape_debug()
-            )));
+    pub(crate) async fn check_packet<'a, M: Into<MessageView<'a>>>(
+        &self,
+        messages: impl Iterator<Item = M> + Clone,
+    ) -> Result<(), Error> {
+        let views = || messages.clone().map(Into::into);
+        if views().map(size).sum::<usize>() <= SMALL {
+            return Ok(());
+        }
+        let most = *self.packet.get_or_try_init(|| self.ask_packet()).await?;
+        // To write the headers as they are stored takes time, so only where they might not fit.
+        let may_fit = |message: &MessageView<'_>| size(*message) + BESIDE <= most;
+        for message in views().filter(|message| !may_fit(message)) {
+            let bytes = exact_size(message) + BESIDE;
+            if bytes > most {
+                return Err(Error::invalid(format!(
+                    "message `{}` needs {bytes} bytes with what is stored beside it, and the server takes {most} in one \
+                     packet; raise `max_allowed_packet` there, or store the body elsewhere and send its address",
+                    message.id.escape_debug()
+                )));
+            }
         }
         Ok(())
     }
@@ -320,23 +330,6 @@ impl Numbers {
         }
         let row = clock.rows.first().ok_or_else(missing)?;
         Ok(Self { first, now: row.try_get(0)? })
-    }
-}
-
-/// How much there is to send.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Load<'a> {
-    bytes: usize,
-    largest: Option<(MessageView<'a>, usize)>,
-}
-
-impl<'a> Load<'a> {
-    pub(crate) fn of(messages: impl Iterator<Item = impl Into<MessageView<'a>>>) -> Self {
-        messages.map(Into::into).fold(Self { bytes: 0, largest: None }, |load, message| {
-            let bytes = size(message);
-            let largest = load.largest.filter(|(_, most)| *most >= bytes);
-            Self { bytes: load.bytes + bytes, largest: largest.or(Some((message, bytes))) }
-        })
     }
 }
 

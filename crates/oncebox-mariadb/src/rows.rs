@@ -31,7 +31,16 @@ pub(crate) fn message(row: &MySqlRow, first: usize) -> Result<(Message, Option<S
 pub(crate) fn size<'a>(message: impl Into<MessageView<'a>>) -> usize {
     let message = message.into();
     // As JSON, where a byte may become six: `\u0001`.
-    let headers: usize = message.headers().map(|(name, value)| 6 * (name.len() + value.len()) + 24).sum();
+    let headers = message.headers().map(|(name, value)| 6 * (name.len() + value.len()) + 24).sum();
+    size_with(message, headers)
+}
+
+/// The bytes a message takes in a statement.
+pub(crate) fn exact_size(message: MessageView<'_>) -> usize {
+    size_with(message, message.stored_headers().len())
+}
+
+fn size_with(message: MessageView<'_>, headers: usize) -> usize {
     let key = message.key.map_or(0, str::len);
     message.payload.len() + headers + message.id.len() + message.scope.len() + message.kind.len() + key + 200
 }

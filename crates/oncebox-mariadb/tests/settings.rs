@@ -161,6 +161,9 @@ async fn a_message_larger_than_the_packet_is_refused_and_harms_no_other() {
     let (refused, other) = tokio::join!(inbox.receive(&refused), inbox.receive(&other));
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(other.unwrap(), [Received::New]);
+    // Bytes that take one each.
+    let plain = large("plain", 2 * 1024 * 1024 - 200 * 1024).header("h", vec![b'1'; 60 * 1024]);
+    assert_eq!(inbox.receive(&[plain]).await.unwrap(), [Received::New]);
     drop(server);
 }
 

@@ -1,5 +1,6 @@
 //! A runner as a child process, fed over pipes.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
@@ -61,14 +62,25 @@ impl Runner {
     }
 
     /// `kill -9`, also of a frozen one, then delivers again what it had. Answers how much that was.
+    ///
+    /// Fails when it had ended by itself before.
     pub(crate) async fn kill(&mut self) -> Result<usize, String> {
+        let (status, held) = self.end().await?;
+        match status.signal() {
+            Some(signal) if signal == Signal::SIGKILL as i32 => Ok(held),
+            _ => Err(format!("a runner ended by itself: {status}")),
+        }
+    }
+
+    /// The same, whether it still runs or not.
+    pub(crate) async fn end(&mut self) -> Result<(ExitStatus, usize), String> {
         let told = |error: std::io::Error| format!("a runner could not be killed: {error}");
         self.child.start_kill().map_err(told)?;
-        match timeout(PATIENCE_WITH_THE_DEAD, self.child.wait()).await {
+        let status = match timeout(PATIENCE_WITH_THE_DEAD, self.child.wait()).await {
             Ok(gone) => gone.map_err(told)?,
             Err(_) => return Err(format!("a killed runner is still there after {PATIENCE_WITH_THE_DEAD:?}")),
         };
-        Ok(self.bury().await)
+        Ok((status, self.bury().await))
     }
 
     /// Stops the process for so long (`SIGSTOP`), and delivers to others what it had.
@@ -99,7 +111,7 @@ impl Runner {
         self.writer.abort();
         let _ = (&mut self.writer).await;
         let Ok(ended) = timeout(patience, self.child.wait()).await else {
-            self.kill().await?;
+            self.end().await?;
             return Err(format!("a runner did not end within {patience:?} after it was told to"));
         };
         let status = ended.map_err(|error| format!("a runner could not be waited for: {error}"))?;
@@ -152,6 +164,17 @@ mod tests {
     use oncebox::clock::Seed;
 
     use super::*;
+
+    /// It would hide a fault of the runner, and count as a kill.
+    #[tokio::test]
+    async fn a_runner_that_ended_by_itself_was_not_killed() {
+        let feeder = Feeder::new(1, 1, &Seed::fixed(1));
+        let mut runner = Runner::spawn(Command::new("false"), &feeder, 1).expect("it is there");
+        // Its stdout is closed.
+        (&mut runner.reader).await.expect("it ends");
+        let error = runner.kill().await.expect_err("it is gone");
+        assert!(error.contains("ended by itself"), "{error}");
+    }
 
     #[tokio::test]
     async fn a_runner_that_does_not_end_is_killed_and_told_of() {

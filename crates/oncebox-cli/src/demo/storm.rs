@@ -251,7 +251,7 @@ impl<'a> Storm<'a> {
     /// Kills what is left, also what is frozen: only then can the store be removed.
     pub(crate) async fn end(&mut self) {
         for mut runner in self.runners.drain(..) {
-            if let Err(error) = runner.kill().await {
+            if let Err(error) = runner.end().await {
                 // There may be no terminal any more to say it on.
                 let _ = writeln!(std::io::stderr(), "oncebox: {error}");
             }

@@ -25,8 +25,10 @@ fn bench_prints_every_figure() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
         let is_postgres = store.as_ref().is_some_and(|url| url.starts_with("postgres"));
+        let name = store.as_ref().map_or("sqlite", |_| if is_postgres { "postgres" } else { "mariadb" });
+        assert_eq!((&report["store"], &report["messages"]), (&name.into(), &1000.into()), "{report}");
         for (group, names) in [
-            ("floor", &["insert", "handler_loop", "handler_batch"][..]),
+            ("floor", &["insert", "insert_later", "handler_loop", "handler_batch"][..]),
             ("recipe", &["ingest", "ingest_batch", "process", "process_batch"]),
             (
                 "oncebox",
@@ -80,6 +82,16 @@ fn bench_prints_every_figure() {
             assert_eq!(report["cost"][name].is_number(), store.is_some(), "cost.{name}: {report}");
         }
         assert_eq!(report["cost"]["dead_tuples"].is_number(), is_postgres, "{report}");
+        if is_postgres {
+            let cost = |name: &str| report["cost"][name].as_f64().expect("a number");
+            // Commits and WAL are those of all who use the server meanwhile.
+            assert!((1.0..1.1).contains(&cost("inline_statements")), "{report}");
+            // A few for each batch.
+            for name in ["stored_statements", "dead_tuples"] {
+                assert!(cost(name) > 0.0 && cost(name) < 0.5, "{name}: {report}");
+            }
+            assert!(cost("stored_commits") > 0.0 && cost("wal_bytes") > 210.0, "{report}");
+        }
         let may_ask = std::fs::File::options().write(true).open("/dev/cpu_dma_latency").is_ok();
         assert_eq!(report["awake"], may_ask, "{report}");
     }

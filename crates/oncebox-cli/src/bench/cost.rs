@@ -23,17 +23,19 @@ pub(crate) async fn measure<T: Yard>(place: &Place, yard: &T, count: usize) -> R
 
     // The handler's statement in a transaction of its own: what it costs without Oncebox.
     let ids: Vec<String> = (0..few).map(|number| id("bare", number)).collect();
-    let (bare, _) = spent(place, yard, async |_inbox, yard: &T| {
+    let mut connection = yard.connect().await.map_err(text)?;
+    let (bare, _) = spent(place, yard, async |_inbox| {
         for id in &ids {
-            yard.floor_loop(std::slice::from_ref(id)).await.map_err(text)?;
+            yard.floor_loop(&mut connection, std::slice::from_ref(id)).await.map_err(text)?;
         }
         Ok(())
     })
     .await?;
+    drop(connection);
     // A store that logs no statements cannot be counted by its log.
     let logged = bare > 0.0;
     let inline = messages("single", "inline", few);
-    let (inline_statements, inline_spent) = spent(place, yard, async |inbox, _| {
+    let (inline_statements, inline_spent) = spent(place, yard, async |inbox| {
         for message in inline {
             inbox.process(message).await.map_err(text)?;
         }
@@ -41,7 +43,7 @@ pub(crate) async fn measure<T: Yard>(place: &Place, yard: &T, count: usize) -> R
     })
     .await?;
     let stored = messages("single", "stored", count);
-    let (stored_statements, stored_spent) = spent(place, yard, async |inbox, _| {
+    let (stored_statements, stored_spent) = spent(place, yard, async |inbox| {
         receive(&inbox, &stored).await?;
         run(inbox).drain().await.map_err(text)
     })
@@ -60,7 +62,7 @@ pub(crate) async fn measure<T: Yard>(place: &Place, yard: &T, count: usize) -> R
 async fn spent<T: Yard>(
     place: &Place,
     yard: &T,
-    work: impl AsyncFnOnce(Inbox<T::Store>, &T) -> Result<(), String>,
+    work: impl AsyncFnOnce(Inbox<T::Store>) -> Result<(), String>,
 ) -> Result<(f64, Option<ServerCost>), String> {
     let own = T::open(place, 4).await?;
     let inbox = single_inbox(&own, "single");
@@ -68,7 +70,7 @@ async fn spent<T: Yard>(
     run(inbox.clone()).drain().await.map_err(text)?;
     inbox.process(Message::new("single", "warm")).await.map_err(text)?;
     let before = at_rest(yard).await?;
-    let (done, statements) = counting(work(inbox, &own)).await;
+    let (done, statements) = counting(work(inbox)).await;
     done?;
     own.close().await;
     let after = at_rest(yard).await?;
@@ -86,7 +88,8 @@ async fn at_rest<T: Yard>(yard: &T) -> Result<Option<ServerCost>, String> {
     let patience = Instant::now() + Duration::from_secs(10);
     let mut last = yard.server_cost().await.map_err(text)?;
     loop {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        // Postgres 14 shows what may be half a second old.
+        tokio::time::sleep(Duration::from_millis(600)).await;
         let now = yard.server_cost().await.map_err(text)?;
         if now == last || Instant::now() > patience {
             return Ok(now);

@@ -14,7 +14,7 @@ use indicatif::ProgressBar;
 use oncebox::{Inbox, Message};
 
 use crate::bench::measure::{BATCH, Plan, fresh_tables, median, messages, progress_bar, receive, rows};
-use crate::bench::yard::{Row, Yard};
+use crate::bench::yard::{Driver, Row, Yard};
 use crate::target::Place;
 use connection::Connection;
 use report::{Figures, Library, Mebibytes, Milliseconds, Ratios};
@@ -128,13 +128,14 @@ async fn round<T: Yard>(
         receive(&inbox, &messages(KIND, "warm", 1)).await?;
 
         let mut sums = Sums::default();
+        let mut connection = yard.connect().await.map_err(|error| error.to_string())?;
         // In turns, so that a machine that is busy for a moment is so for all of them.
         for turn in 0..TURNS {
             step("bare commits, single posts, library, batches");
             let count = plan.messages.div_ceil(TURNS);
             // Each commit waits for the disk, so a part of the messages is enough.
             let few = rows(&format!("commit{turn}"), (count / 10).clamp(50, 1000));
-            sums.commit.add(few.len(), commits(&yard, &few)).await?;
+            sums.commit.add(few.len(), commits(&yard, &mut connection, &few)).await?;
             let own = messages(KIND, &format!("single{turn}"), count);
             let ready = singles(service, &own).await?;
             sums.single.add(count, post_all(ready, 202)).await?;
@@ -189,9 +190,9 @@ impl Sum {
     }
 }
 
-async fn commits<T: Yard>(yard: &T, rows: &[Row]) -> Result<(), String> {
+async fn commits<T: Yard>(yard: &T, connection: &mut Driver<T>, rows: &[Row]) -> Result<(), String> {
     for row in rows {
-        yard.recipe_ingest(row).await.map_err(|error| error.to_string())?;
+        yard.recipe_ingest(connection, row).await.map_err(|error| error.to_string())?;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use oncebox::clock::Seed;
 use oncebox::{Inbox, run};
 use tokio::sync::oneshot;
 
@@ -31,6 +32,7 @@ pub(crate) async fn measure<T: Yard>(place: &Place, yard: &T) -> Result<Latency,
     );
     let sender = Inbox::new(yard.store());
     let mut times = Vec::with_capacity(LATENCIES);
+    let seed = Seed::fixed(1);
     for message in messages("single", "latency", LATENCIES + 20) {
         let id = message.id.clone();
         let started = Instant::now();
@@ -41,8 +43,9 @@ pub(crate) async fn measure<T: Yard>(place: &Place, yard: &T) -> Result<Latency,
             }
         }
         times.push(started.elapsed().as_secs_f64() * 1000.0);
-        // Idle means idle: the runner has gone to sleep again, and no hint is being held back.
-        tokio::time::sleep(Duration::from_millis(15)).await;
+        // Idle means idle: the runner has gone to sleep again, and no hint is being held back. Not always as long: where
+        // runners look at even distances, the next message would always come just after they did.
+        tokio::time::sleep(Duration::from_micros(15_000 + seed.next() % 20_000)).await;
     }
     let _ = stop.send(());
     runner.await.map_err(text)?.map_err(text)?;

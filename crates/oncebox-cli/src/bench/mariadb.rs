@@ -1,6 +1,6 @@
 //! The floor and the plain recipe on MariaDB.
 
-use sqlx::{MySql, MySqlConnection, QueryBuilder, Row as _};
+use sqlx::{Connection, MySql, MySqlConnection, QueryBuilder, Row as _};
 
 use crate::bench::report::ServerCost;
 use crate::bench::yard::{Row, Yard};
@@ -22,39 +22,54 @@ impl Yard for MariaTarget {
         Ok(())
     }
 
-    async fn floor_insert(&self, rows: &[Row]) -> Result<(), sqlx::Error> {
-        insert_rows(self, "insert into {s}.floor (id, kind, payload) ", "", rows).await
+    async fn connect(&self) -> Result<MySqlConnection, sqlx::Error> {
+        let options = self.pool().connect_options();
+        let connection = MySqlConnection::connect_with(&options).await?;
+        oncebox::no_delay(options.get_port());
+        Ok(connection)
     }
 
-    async fn floor_loop(&self, ids: &[String]) -> Result<(), sqlx::Error> {
-        let mut tx = self.pool().begin().await?;
+    async fn floor_insert(&self, connection: &mut MySqlConnection, rows: &[Row]) -> Result<(), sqlx::Error> {
+        insert_rows(self, connection, "insert into {s}.floor (id, kind, payload) ", "", rows).await
+    }
+
+    async fn floor_loop(&self, connection: &mut MySqlConnection, ids: &[String]) -> Result<(), sqlx::Error> {
+        let mut tx = connection.begin().await?;
         for id in ids {
             Self::effect(&mut tx, self.schema(), id).await?;
         }
         tx.commit().await
     }
 
-    async fn floor_batch(&self, ids: Vec<String>) -> Result<(), sqlx::Error> {
-        let mut tx = self.pool().begin().await?;
+    async fn floor_batch(
+        &self,
+        connection: &mut MySqlConnection,
+        ids: Vec<String>,
+    ) -> Result<(), sqlx::Error> {
+        let mut tx = connection.begin().await?;
         Self::effects_of(&mut tx, self.schema(), ids).await?;
         tx.commit().await
     }
 
-    async fn recipe_ingest(&self, row: &Row) -> Result<(), sqlx::Error> {
+    async fn recipe_ingest(&self, connection: &mut MySqlConnection, row: &Row) -> Result<(), sqlx::Error> {
         // Not `insert ignore`, which ignores more than duplicates.
         let sql = "insert into {s}.recipe (id, kind, payload) values (?, 'page.viewed', ?)
                    on duplicate key update number = number";
-        sqlx::query(self.sql(sql)).bind(&row.id).bind(&row.payload).execute(self.pool()).await?;
+        sqlx::query(self.sql(sql)).bind(&row.id).bind(&row.payload).execute(connection).await?;
         Ok(())
     }
 
-    async fn recipe_fill(&self, rows: &[Row]) -> Result<(), sqlx::Error> {
+    async fn recipe_fill(&self, connection: &mut MySqlConnection, rows: &[Row]) -> Result<(), sqlx::Error> {
         let head = "insert into {s}.recipe (id, kind, payload) ";
-        insert_rows(self, head, " on duplicate key update number = number", rows).await
+        insert_rows(self, connection, head, " on duplicate key update number = number", rows).await
     }
 
-    async fn recipe_process(&self, set_based: bool) -> Result<usize, sqlx::Error> {
-        let mut tx = self.pool().begin_with("set transaction isolation level read committed; begin").await?;
+    async fn recipe_process(
+        &self,
+        connection: &mut MySqlConnection,
+        set_based: bool,
+    ) -> Result<usize, sqlx::Error> {
+        let mut tx = connection.begin_with("set transaction isolation level read committed; begin").await?;
         let sql = "select number, id, payload from {s}.recipe where status = 0 order by number limit 1000
                    for update skip locked";
         let rows = sqlx::query(self.sql(sql)).fetch_all(&mut *tx).await?;
@@ -117,13 +132,19 @@ impl Yard for MariaTarget {
     }
 }
 
-async fn insert_rows(yard: &MariaTarget, head: &str, tail: &str, rows: &[Row]) -> Result<(), sqlx::Error> {
+async fn insert_rows(
+    yard: &MariaTarget,
+    connection: &mut MySqlConnection,
+    head: &str,
+    tail: &str,
+    rows: &[Row],
+) -> Result<(), sqlx::Error> {
     let head = yard.sql(head).0;
     let mut query: QueryBuilder<MySql> = QueryBuilder::new(head);
     query.push_values(rows, |mut values, row| {
         values.push_bind(&row.id).push_bind("page.viewed").push_bind(&row.payload);
     });
     query.push(tail);
-    query.build().execute(yard.pool()).await?;
+    query.build().execute(connection).await?;
     Ok(())
 }

@@ -18,7 +18,6 @@ mod sqlite;
 mod yard;
 
 use clap::Args;
-use oncebox::clock::Seed;
 use serde::Serialize;
 
 use crate::bench::awake::Awake;

@@ -1,6 +1,6 @@
 //! The floor and the plain recipe on Postgres.
 
-use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row as _};
 
 use crate::bench::report::ServerCost;
 use crate::bench::yard::{Row, Yard};
@@ -26,40 +26,51 @@ impl Yard for PgTarget {
         Ok(())
     }
 
-    async fn floor_insert(&self, rows: &[Row]) -> Result<(), sqlx::Error> {
-        let sql = "insert into {s}.floor (id, kind, payload) select id, 'page.viewed', payload \
-                   from unnest($1::text[], $2::bytea[]) as r (id, payload)";
-        insert_rows(self, sql, rows).await
+    async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
+        let options = self.pool().connect_options();
+        let connection = PgConnection::connect_with(&options).await?;
+        oncebox::no_delay(options.get_port());
+        Ok(connection)
     }
 
-    async fn floor_loop(&self, ids: &[String]) -> Result<(), sqlx::Error> {
-        let mut tx = self.pool().begin().await?;
+    async fn floor_insert(&self, connection: &mut PgConnection, rows: &[Row]) -> Result<(), sqlx::Error> {
+        let sql = "insert into {s}.floor (id, kind, payload) select id, 'page.viewed', payload \
+                   from unnest($1::text[], $2::bytea[]) as r (id, payload)";
+        insert_rows(self, connection, sql, rows).await
+    }
+
+    async fn floor_loop(&self, connection: &mut PgConnection, ids: &[String]) -> Result<(), sqlx::Error> {
+        let mut tx = connection.begin().await?;
         for id in ids {
             Self::effect(&mut tx, self.schema(), id).await?;
         }
         tx.commit().await
     }
 
-    async fn floor_batch(&self, ids: Vec<String>) -> Result<(), sqlx::Error> {
-        let mut tx = self.pool().begin().await?;
+    async fn floor_batch(&self, connection: &mut PgConnection, ids: Vec<String>) -> Result<(), sqlx::Error> {
+        let mut tx = connection.begin().await?;
         Self::effects_of(&mut tx, self.schema(), ids).await?;
         tx.commit().await
     }
 
-    async fn recipe_ingest(&self, row: &Row) -> Result<(), sqlx::Error> {
+    async fn recipe_ingest(&self, connection: &mut PgConnection, row: &Row) -> Result<(), sqlx::Error> {
         let sql = "insert into {s}.recipe (id, kind, payload) values ($1, 'page.viewed', $2) on conflict do nothing";
-        sqlx::query(self.sql(sql)).bind(&row.id).bind(&row.payload).execute(self.pool()).await?;
+        sqlx::query(self.sql(sql)).bind(&row.id).bind(&row.payload).execute(connection).await?;
         Ok(())
     }
 
-    async fn recipe_fill(&self, rows: &[Row]) -> Result<(), sqlx::Error> {
+    async fn recipe_fill(&self, connection: &mut PgConnection, rows: &[Row]) -> Result<(), sqlx::Error> {
         let sql = "insert into {s}.recipe (id, kind, payload) select id, 'page.viewed', payload \
                    from unnest($1::text[], $2::bytea[]) as r (id, payload) on conflict do nothing";
-        insert_rows(self, sql, rows).await
+        insert_rows(self, connection, sql, rows).await
     }
 
-    async fn recipe_process(&self, set_based: bool) -> Result<usize, sqlx::Error> {
-        let mut tx = self.pool().begin().await?;
+    async fn recipe_process(
+        &self,
+        connection: &mut PgConnection,
+        set_based: bool,
+    ) -> Result<usize, sqlx::Error> {
+        let mut tx = connection.begin().await?;
         let sql = "select number, id, payload from {s}.recipe where status = 0 order by number limit 1000 \
                    for update skip locked";
         let rows = sqlx::query(self.sql(sql)).fetch_all(&mut *tx).await?;
@@ -114,9 +125,14 @@ impl Yard for PgTarget {
     }
 }
 
-async fn insert_rows(yard: &PgTarget, sql: &str, rows: &[Row]) -> Result<(), sqlx::Error> {
+async fn insert_rows(
+    yard: &PgTarget,
+    connection: &mut PgConnection,
+    sql: &str,
+    rows: &[Row],
+) -> Result<(), sqlx::Error> {
     let ids: Vec<&str> = rows.iter().map(|row| row.id.as_str()).collect();
     let payloads: Vec<&[u8]> = rows.iter().map(|row| row.payload.as_slice()).collect();
-    sqlx::query(yard.sql(sql)).bind(ids).bind(payloads).execute(yard.pool()).await?;
+    sqlx::query(yard.sql(sql)).bind(ids).bind(payloads).execute(connection).await?;
     Ok(())
 }

@@ -31,6 +31,8 @@ pub(crate) struct Report {
 #[derive(Debug, Clone, Serialize)]
 struct Floor {
     insert: f64,
+    /// Into a table that has grown, beside the copies among new messages.
+    insert_later: f64,
     handler_loop: f64,
     handler_batch: f64,
 }
@@ -148,6 +150,7 @@ impl Report {
             recipe_callers,
             floor: Floor {
                 insert: median(|round| round.floor_insert),
+                insert_later: median(|round| round.floor_insert_later),
                 handler_loop: median(|round| round.floor_loop),
                 handler_batch: median(|round| round.floor_batch),
             },
@@ -197,7 +200,13 @@ impl Report {
             Some(recipe.ingest_batch),
             own.ingest_batch,
         );
-        row(out, "  … one message of a hundred a copy", None, None, own.ingest_some_duplicates);
+        row(
+            out,
+            "  … one message of a hundred a copy",
+            Some(floor.insert_later),
+            None,
+            own.ingest_some_duplicates,
+        );
         row(out, "  … all copies", None, None, own.ingest_duplicates);
         row(
             out,
@@ -285,5 +294,74 @@ fn price(out: &mut String, name: &str, value: Option<f64>) {
     match value {
         Some(value) => line(out, format_args!("    {name:<42}{value:>10.3}")),
         None => line(out, format_args!("    {name:<42}{:>10}", "-")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(cost: Option<f64>) -> Report {
+        let place = Place { url: "postgres://host/shop".to_owned(), schema: String::new() };
+        let round = Round {
+            floor_insert: 200_000.0,
+            floor_insert_later: 150_000.0,
+            floor_loop: 50_000.0,
+            floor_batch: 1_000_000.0,
+            recipe_ingest: 10_000.0,
+            recipe_ingest_batch: 80_000.0,
+            recipe_process: 40_000.0,
+            recipe_process_batch: 60_000.0,
+            ingest_batch: 100_000.0,
+            ingest_single: 20_000.0,
+            ingest_some_duplicates: 75_000.0,
+            ingest_duplicates: 90_000.0,
+            process: 45_000.0,
+            process_batch: 500_000.0,
+            process_others: 42_000.0,
+            process_batch_others: 300_000.0,
+            inline: 30_000.0,
+        };
+        let cost = Cost {
+            inline_statements: cost,
+            inline_commits: cost,
+            stored_statements: cost,
+            stored_commits: cost,
+            wal_bytes: cost,
+            dead_tuples: cost,
+        };
+        Report::new(&place, 20_000, &[round], CALLERS, Latency { p50: 2.5, p99: 7.5 }, cost)
+    }
+
+    #[test]
+    fn the_table_shows_every_ratio_beside_what_it_is_of() {
+        let text = report(Some(0.25)).text();
+        let spreads = |line: &str| if line.contains('(') { line.matches(" to ").count() } else { 0 };
+        let shown: usize = text.lines().map(spreads).sum();
+        // And one in the heading.
+        assert_eq!(shown, RATIOS.len() + 1, "{text}");
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        let lines: Vec<String> = text.lines().map(words).collect();
+        for line in [
+            "oncebox bench on postgres: 20,000 messages, one round",
+            "ingest, batches of 1000 200,000 80,000 100,000",
+            "… one message of a hundred a copy 150,000 - 75,000",
+            "ingest, batches 0.50 (0.50 to 0.50) 1.2 (1.2 to 1.2)",
+            "… one of a hundred a copy 0.50 (0.50 to 0.50) -",
+            "… beside the recipe one by one - 10.0 (10.0 to 10.0)",
+            "ingest, one by one - 2.0 (2.0 to 2.0)",
+            "process, one statement each 0.90 (0.90 to 0.90) 1.1 (1.1 to 1.1)",
+            "process, set-based 0.50 (0.50 to 0.50) 8.3 (8.3 to 8.3)",
+            "from `receive` to the effect, idle: p50 2.5 ms, p99 7.5 ms",
+            "dead tuples, stored 0.250",
+        ] {
+            assert!(lines.iter().any(|shown| shown == line), "`{line}` in {text}");
+        }
+    }
+
+    #[test]
+    fn a_store_that_counts_nothing_says_so() {
+        let text = report(None).text();
+        assert!(text.contains("this store counts none") && !text.contains("dead tuples"), "{text}");
     }
 }

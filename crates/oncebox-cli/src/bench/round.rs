@@ -4,19 +4,20 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, try_join_all};
 use indicatif::ProgressBar;
 use oncebox::{Inbox, Message, Processed, Received, Store, run};
+use tokio::sync::Mutex;
 
 use crate::bench::measure::{
     BATCH, batch_inbox, id, messages, rate, receive, receive_as, rows, single_inbox, text,
 };
-use crate::bench::yard::{Row, Yard};
+use crate::bench::yard::{Driver, Row, Yard};
 use crate::target::Place;
 
 /// How many measurements a round has.
 pub(crate) const STEPS: u64 = 18;
 /// How many callers ingest one by one.
 pub(crate) const CALLERS: usize = 8;
-/// How often each statement runs before it is timed: the pool hands out its connections in turns, and each of them has
-/// to prepare a statement first and plans it anew the first five times.
+/// How often each statement runs before it is timed: the pool of Oncebox hands out its connections in turns, and each of
+/// them has to prepare a statement first and plans it anew the first five times.
 const WARM: usize = 60;
 /// Messages per statement when warming up: as few as that are planned as many are.
 const FEW: usize = 20;
@@ -55,8 +56,14 @@ pub(crate) async fn measure<T: Yard>(
     bar: &ProgressBar,
 ) -> Result<Round, String> {
     let elsewhere = T::open(place, 4).await?;
+    let mut recipe = Vec::new();
+    for _ in 0..T::RECIPE_CALLERS {
+        recipe.push(Mutex::new(yard.connect().await.map_err(text)?));
+    }
     let bench = Bench {
         yard,
+        floor: Mutex::new(yard.connect().await.map_err(text)?),
+        recipe,
         single: single_inbox(yard, "single"),
         set: batch_inbox(yard, "set"),
         other: Inbox::new(elsewhere.store()),
@@ -79,6 +86,10 @@ pub(crate) async fn measure<T: Yard>(
 
 struct Bench<'a, T: Yard> {
     yard: &'a T,
+    /// The floor's connection.
+    floor: Mutex<Driver<T>>,
+    /// The recipe's connections: one for each that ingests one by one, the first one for everything else.
+    recipe: Vec<Mutex<Driver<T>>>,
     single: Inbox<T::Store>,
     set: Inbox<T::Store>,
     /// A handle of its own, as another process has it.
@@ -103,17 +114,18 @@ impl<T: Yard> Bench<'_, T> {
         self.recipe_one_by_one(&rows("warm-recipe", WARM * CALLERS)).await?;
         let (floor, recipe) = (rows("warm", WARM * FEW), rows("warm-fill", WARM * FEW));
         let ids: Vec<String> = (0..WARM).map(|number| id("warm-ids", number)).collect();
-        for ((floor, recipe), ids) in floor.chunks(FEW).zip(recipe.chunks(FEW)).zip(ids.chunks(1)) {
-            self.yard.floor_insert(floor).await.map_err(text)?;
-            self.yard.floor_loop(ids).await.map_err(text)?;
-            self.yard.floor_batch(ids.to_vec()).await.map_err(text)?;
-            self.yard.recipe_fill(recipe).await.map_err(text)?;
+        for (floor, ids) in floor.chunks(FEW).zip(ids.chunks(1)) {
+            self.floor_insert(floor).await?;
+            self.floor_loop(ids).await?;
+            self.floor_batch(vec![ids.to_vec()]).await?;
+        }
+        for recipe in recipe.chunks(FEW) {
+            self.fill(recipe).await?;
             // Of both kinds, as often as the others.
             for set_based in [false, true] {
-                self.yard.recipe_process(set_based).await.map_err(text)?;
+                self.recipe_process(set_based).await?;
             }
         }
-        self.recipe_process(true).await?;
         // Copies first, and then more than enough for the store to expect no more of them.
         let known = messages("single", "warm-known", FEW);
         receive(&self.single, &known).await?;
@@ -160,10 +172,7 @@ impl<T: Yard> Bench<'_, T> {
             (messages("single", "one", self.few), rows("recipe-single", self.few));
         let bare = async {
             self.step("bare insert");
-            for chunk in bare.chunks(BATCH) {
-                self.yard.floor_insert(chunk).await.map_err(text)?;
-            }
-            Ok(())
+            self.floor_insert(&bare).await
         };
         let own = async {
             self.step("ingest");
@@ -213,10 +222,7 @@ impl<T: Yard> Bench<'_, T> {
         let ids: Vec<String> = (0..stored).map(|number| id("loop", number)).collect();
         let bare = async {
             self.step("bare handler loop");
-            for chunk in ids.chunks(BATCH) {
-                self.yard.floor_loop(chunk).await.map_err(text)?;
-            }
-            Ok(())
+            self.floor_loop(&ids).await
         };
         let own = async {
             self.step("process");
@@ -248,10 +254,7 @@ impl<T: Yard> Bench<'_, T> {
         let batches: Vec<Vec<String>> = ids.chunks(BATCH).map(<[String]>::to_vec).collect();
         let bare = async {
             self.step("bare set-based");
-            for batch in batches {
-                self.yard.floor_batch(batch).await.map_err(text)?;
-            }
-            Ok(())
+            self.floor_batch(batches).await
         };
         let own = async {
             self.step("process, set-based");
@@ -317,10 +320,7 @@ impl<T: Yard> Bench<'_, T> {
         let bare = rows("floor-later", self.count);
         let bare = async {
             self.step("bare insert, later");
-            for chunk in bare.chunks(BATCH) {
-                self.yard.floor_insert(chunk).await.map_err(text)?;
-            }
-            Ok(())
+            self.floor_insert(&bare).await
         };
         let sent = Count::Sent(self.count);
         [round.floor_insert_later, round.ingest_some_duplicates] =
@@ -356,22 +356,50 @@ impl<T: Yard> Bench<'_, T> {
         Ok(rates)
     }
 
-    async fn fill(&self, rows: &[Row]) -> Result<(), String> {
+    async fn floor_insert(&self, rows: &[Row]) -> Result<(), String> {
+        let mut connection = self.floor.lock().await;
         for chunk in rows.chunks(BATCH) {
-            self.yard.recipe_fill(chunk).await.map_err(text)?;
+            self.yard.floor_insert(&mut connection, chunk).await.map_err(text)?;
+        }
+        Ok(())
+    }
+
+    async fn floor_loop(&self, ids: &[String]) -> Result<(), String> {
+        let mut connection = self.floor.lock().await;
+        for chunk in ids.chunks(BATCH) {
+            self.yard.floor_loop(&mut connection, chunk).await.map_err(text)?;
+        }
+        Ok(())
+    }
+
+    async fn floor_batch(&self, batches: Vec<Vec<String>>) -> Result<(), String> {
+        let mut connection = self.floor.lock().await;
+        for batch in batches {
+            self.yard.floor_batch(&mut connection, batch).await.map_err(text)?;
+        }
+        Ok(())
+    }
+
+    async fn fill(&self, rows: &[Row]) -> Result<(), String> {
+        let mut connection = self.recipe[0].lock().await;
+        for chunk in rows.chunks(BATCH) {
+            self.yard.recipe_fill(&mut connection, chunk).await.map_err(text)?;
         }
         Ok(())
     }
 
     async fn recipe_process(&self, set_based: bool) -> Result<(), String> {
-        while self.yard.recipe_process(set_based).await.map_err(text)? > 0 {}
+        let mut connection = self.recipe[0].lock().await;
+        while self.yard.recipe_process(&mut connection, set_based).await.map_err(text)? > 0 {}
         Ok(())
     }
 
     async fn recipe_one_by_one(&self, rows: &[Row]) -> Result<(), String> {
-        let callers = rows.chunks(rows.len().div_ceil(T::RECIPE_CALLERS)).map(|own| async move {
+        let each = rows.chunks(rows.len().div_ceil(self.recipe.len()));
+        let callers = each.zip(&self.recipe).map(|(own, connection)| async move {
+            let mut connection = connection.lock().await;
             for row in own {
-                self.yard.recipe_ingest(row).await.map_err(text)?;
+                self.yard.recipe_ingest(&mut connection, row).await.map_err(text)?;
             }
             Ok::<(), String>(())
         });

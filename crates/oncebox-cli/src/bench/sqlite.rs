@@ -1,6 +1,6 @@
 //! The floor and the plain recipe on SQLite.
 
-use sqlx::{QueryBuilder, Row as _, Sqlite, SqliteConnection};
+use sqlx::{Connection, QueryBuilder, Row as _, Sqlite, SqliteConnection};
 
 use crate::bench::report::ServerCost;
 use crate::bench::yard::{Row, Yard};
@@ -24,52 +24,60 @@ impl Yard for SqliteTarget {
         )
         .execute(self.pool())
         .await?;
-        // The page cache of Oncebox's writer, for every connection.
-        let most = self.pool().options().get_max_connections();
-        let mut connections = Vec::new();
-        for _ in 0..most {
-            let mut connection = self.pool().acquire().await?;
-            sqlx::query("pragma cache_size = -16000").execute(&mut *connection).await?;
-            connections.push(connection);
-        }
         Ok(())
     }
 
-    async fn floor_insert(&self, rows: &[Row]) -> Result<(), sqlx::Error> {
-        insert_rows(self, "insert into floor (id, kind, payload) ", "", rows).await
+    async fn connect(&self) -> Result<SqliteConnection, sqlx::Error> {
+        let mut connection = SqliteConnection::connect_with(&self.pool().connect_options()).await?;
+        // The page cache of Oncebox's writer.
+        sqlx::query("pragma cache_size = -16000").execute(&mut connection).await?;
+        Ok(connection)
     }
 
-    async fn floor_loop(&self, ids: &[String]) -> Result<(), sqlx::Error> {
-        let mut tx = self.pool().begin_with("begin immediate").await?;
+    async fn floor_insert(&self, connection: &mut SqliteConnection, rows: &[Row]) -> Result<(), sqlx::Error> {
+        insert_rows(connection, "insert into floor (id, kind, payload) ", "", rows).await
+    }
+
+    async fn floor_loop(&self, connection: &mut SqliteConnection, ids: &[String]) -> Result<(), sqlx::Error> {
+        let mut tx = connection.begin_with("begin immediate").await?;
         for id in ids {
             Self::effect(&mut tx, "", id).await?;
         }
         tx.commit().await
     }
 
-    async fn floor_batch(&self, ids: Vec<String>) -> Result<(), sqlx::Error> {
-        let mut tx = self.pool().begin_with("begin immediate").await?;
+    async fn floor_batch(
+        &self,
+        connection: &mut SqliteConnection,
+        ids: Vec<String>,
+    ) -> Result<(), sqlx::Error> {
+        let mut tx = connection.begin_with("begin immediate").await?;
         Self::effects_of(&mut tx, "", ids).await?;
         tx.commit().await
     }
 
-    async fn recipe_ingest(&self, row: &Row) -> Result<(), sqlx::Error> {
+    async fn recipe_ingest(&self, connection: &mut SqliteConnection, row: &Row) -> Result<(), sqlx::Error> {
         sqlx::query(
             "insert into recipe (id, kind, payload) values (?, 'page.viewed', ?) on conflict do nothing",
         )
         .bind(&row.id)
         .bind(&row.payload)
-        .execute(self.pool())
+        .execute(connection)
         .await?;
         Ok(())
     }
 
-    async fn recipe_fill(&self, rows: &[Row]) -> Result<(), sqlx::Error> {
-        insert_rows(self, "insert into recipe (id, kind, payload) ", " on conflict do nothing", rows).await
+    async fn recipe_fill(&self, connection: &mut SqliteConnection, rows: &[Row]) -> Result<(), sqlx::Error> {
+        insert_rows(connection, "insert into recipe (id, kind, payload) ", " on conflict do nothing", rows)
+            .await
     }
 
-    async fn recipe_process(&self, set_based: bool) -> Result<usize, sqlx::Error> {
-        let mut tx = self.pool().begin_with("begin immediate").await?;
+    async fn recipe_process(
+        &self,
+        connection: &mut SqliteConnection,
+        set_based: bool,
+    ) -> Result<usize, sqlx::Error> {
+        let mut tx = connection.begin_with("begin immediate").await?;
         let rows =
             sqlx::query("select number, id, payload from recipe where status = 0 order by number limit 1000")
                 .fetch_all(&mut *tx)
@@ -125,8 +133,13 @@ impl Yard for SqliteTarget {
     }
 }
 
-async fn insert_rows(yard: &SqliteTarget, head: &str, tail: &str, rows: &[Row]) -> Result<(), sqlx::Error> {
-    let mut tx = yard.pool().begin_with("begin immediate").await?;
+async fn insert_rows(
+    connection: &mut SqliteConnection,
+    head: &str,
+    tail: &str,
+    rows: &[Row],
+) -> Result<(), sqlx::Error> {
+    let mut tx = connection.begin_with("begin immediate").await?;
     for chunk in rows.chunks(CHUNK) {
         let mut query: QueryBuilder<Sqlite> = QueryBuilder::new(head);
         query.push_values(chunk, |mut values, row| {

@@ -142,7 +142,7 @@ async fn inline_records_what_is_seen_and_forgets_it_when_rolled_back() {
         batch.connection.rollback().await;
         assert_eq!(scratch.count_effects().await, 1);
         assert_eq!(scratch.store.conflicts(10).await.unwrap().len(), 1);
-        assert_eq!(scratch.open_transactions().await, 0);
+        scratch.until_no_transaction_is_open().await;
     })
     .await;
 }

@@ -103,16 +103,7 @@ async fn a_dropped_future_never_leaves_a_transaction_in_the_pool() {
         }
         assert!(finished > 20, "the sweep must get to the end of some of them: {finished}");
 
-        // Closing what was dropped takes a moment; the signal is that nothing is left.
-        let mut left = scratch.open_transactions().await;
-        for _ in 0..500 {
-            if left == 0 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-            left = scratch.open_transactions().await;
-        }
-        assert_eq!(left, 0);
+        scratch.until_no_transaction_is_open().await;
 
         // Every connection of the pool still works, and what is written on it is there for others.
         let before = scratch.count_effects().await;

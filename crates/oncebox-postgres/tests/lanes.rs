@@ -212,7 +212,7 @@ async fn a_swallowed_sql_error_is_fenced_and_nothing_is_kept() {
         assert_eq!(scratch.count_effects().await, 0);
         assert_eq!(scratch.number("select count(*) from {schema}.outbox").await, 0);
         assert_eq!(scratch.number("select count(*) from {schema}.delivery").await, 0);
-        assert_eq!(scratch.open_transactions().await, 0);
+        scratch.until_no_transaction_is_open().await;
     })
     .await;
 }
@@ -303,7 +303,7 @@ async fn a_commit_of_the_handlers_own_is_refused_and_a_transaction_it_ended_is_n
         assert_eq!(scratch.count_effects().await, 0);
         assert_eq!(scratch.number("select count(*) from {schema}.outbox").await, 0);
         assert_eq!(scratch.number("select count(*) from {schema}.delivery").await, 0);
-        assert_eq!(scratch.open_transactions().await, 0);
+        scratch.until_no_transaction_is_open().await;
     })
     .await;
 }

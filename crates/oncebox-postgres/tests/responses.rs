@@ -30,7 +30,7 @@ async fn a_response_is_not_written_outside_of_its_transaction() {
         assert_eq!(error.kind(), ErrorKind::Ended, "{error}");
         let in_flight = ClaimedResponse::InFlight { fingerprint: [2; 16] };
         assert_eq!(scratch.store.claim_response(&ask(scratch.token())).await.unwrap(), in_flight);
-        assert_eq!(scratch.open_transactions().await, 0);
+        scratch.until_no_transaction_is_open().await;
     })
     .await;
 }

@@ -6,7 +6,7 @@ mod sessions;
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, resume_unwind};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use oncebox_core::clock::{ClockShift, Seed};
@@ -163,8 +163,20 @@ impl Scratch {
         leased.deliveries.into_iter().map(|delivery| delivery.message.id).collect()
     }
 
+    /// Returns when no connection of this test holds a transaction open.
+    ///
+    /// Closing a connection, or giving it back after a commit, takes a moment. The server ends what is forgotten only after
+    /// twice that time.
+    pub async fn until_no_transaction_is_open(&self) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while self.open_transactions().await > 0 {
+            assert!(Instant::now() < deadline, "a transaction is left open");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// Connections of this test that hold a transaction open and do nothing.
-    pub async fn open_transactions(&self) -> usize {
+    async fn open_transactions(&self) -> usize {
         self.transactions().await.iter().filter(|transaction| transaction.is_idle).count()
     }
 

@@ -3,7 +3,7 @@
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, resume_unwind};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use oncebox_core::clock::{ClockShift, Seed};
@@ -161,8 +161,20 @@ impl Scratch {
         leased.deliveries.into_iter().map(|delivery| delivery.message.id).collect()
     }
 
+    /// Returns when no connection of this test holds a transaction open.
+    ///
+    /// Closing a connection, or giving it back after a commit, takes a moment. The server ends what is forgotten only after
+    /// twice that time.
+    pub async fn until_no_transaction_is_open(&self) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while self.open_transactions().await > 0 {
+            assert!(Instant::now() < deadline, "a transaction is left open");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// Connections of this test that hold a transaction open.
-    pub async fn open_transactions(&self) -> i64 {
+    async fn open_transactions(&self) -> i64 {
         let text = "select count(*) from pg_stat_activity \
                     where application_name = $1 and state like 'idle in transaction%'";
         sqlx::query(text).bind(&self.schema).fetch_one(&self.pool).await.unwrap().get(0)

@@ -65,16 +65,3 @@ pub(crate) fn print(bytes: &[u8]) -> Result<bool, String> {
         Err(error) => Err(format!("standard output: {error}")),
     }
 }
-
-/// 1234567 as 1,234,567.
-pub(crate) fn grouped(value: u64) -> String {
-    let digits = value.to_string();
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}

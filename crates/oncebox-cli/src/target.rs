@@ -63,7 +63,7 @@ pub(crate) struct Place {
 
 impl Place {
     /// A new place on this store, or in a temporary folder, which is gone when it is dropped.
-    pub(crate) fn own(store: Option<&str>, purpose: &str) -> Result<(Self, Option<TempDir>), String> {
+    pub(crate) fn new(store: Option<&str>, purpose: &str) -> Result<(Self, Option<TempDir>), String> {
         let schema = format!("oncebox_{purpose}_{:x}", Seed::from_system().next() >> 20);
         if let Some(url) = store {
             let place = Self { url: url.to_owned(), schema };

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use oncebox::{Inbox, Message, run};
+use sqlx::Connection;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
@@ -31,7 +32,7 @@ pub(crate) async fn measure<T: Yard>(place: &Place, yard: &T, count: usize) -> R
         Ok(())
     })
     .await?;
-    drop(connection);
+    connection.close().await.map_err(text)?;
     // A store that logs no statements cannot be counted by its log.
     let logged = bare > 0.0;
     let inline = messages("single", "inline", few);

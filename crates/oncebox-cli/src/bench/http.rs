@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::try_join_all;
 use indicatif::ProgressBar;
 use oncebox::{Inbox, Message};
+use sqlx::Connection as _;
 
 use crate::bench::measure::{BATCH, Plan, fresh_tables, median, messages, progress_bar, receive, rows};
 use crate::bench::yard::{Driver, Row, Yard};
@@ -145,6 +146,7 @@ async fn round<T: Yard>(
             let ready = batches(service, &own).await?;
             sums.ndjson.add(count, post_all(ready, 207)).await?;
         }
+        connection.close().await.map_err(|error| error.to_string())?;
         let Sums { commit, single, library, ndjson } = sums;
         let (commit, single) = (commit.rate(), single.rate());
         let (library, ndjson) = (library.rate(), ndjson.rate());

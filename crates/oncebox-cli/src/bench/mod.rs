@@ -67,7 +67,7 @@ pub(crate) async fn bench(options: Options) -> Result<bool, String> {
 /// What is to be printed. Its tables are gone by then, whatever the outcome.
 async fn measured(options: &Options) -> Result<String, Cut> {
     let mut stop = Stop::listen()?;
-    let (place, _folder) = Place::own(options.store.as_deref(), "bench")?;
+    let (place, _folder) = Place::new(options.store.as_deref(), "bench")?;
     #[cfg(feature = "serve")]
     if options.http {
         http::own_place(&place).check_new()?;

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use indicatif::HumanCount;
 use serde::{Serialize, Serializer};
 
 use crate::bench::line;
 use crate::bench::measure::{BATCH, median};
 use crate::bench::round::{CALLERS, Round};
-use crate::shell::grouped;
 use crate::target::Place;
 
 /// Everything `oncebox bench` measures; rates are messages per second, each the median of the rounds.
@@ -185,7 +185,7 @@ impl Report {
             format_args!(
                 "\noncebox bench on {}: {} messages, {}\n",
                 self.store,
-                grouped(self.messages as u64),
+                HumanCount(self.messages as u64),
                 match self.rounds {
                     1 => "one round".to_owned(),
                     rounds => format!("the median of {rounds} rounds"),
@@ -286,7 +286,8 @@ impl Report {
 }
 
 fn row(out: &mut String, name: &str, floor: Option<f64>, recipe: Option<f64>, own: f64) {
-    let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| grouped(rate as u64));
+    let rate =
+        |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| HumanCount(rate as u64).to_string());
     line(out, format_args!("  {name:<43}{:>12}{:>12}{:>12}", rate(floor), rate(recipe), rate(Some(own))));
 }
 

@@ -4,6 +4,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, try_join_all};
 use indicatif::ProgressBar;
 use oncebox::{Inbox, Message, Processed, Received, Store, run};
+use sqlx::Connection;
 use tokio::sync::Mutex;
 
 use crate::bench::measure::{
@@ -80,6 +81,7 @@ pub(crate) async fn measure<T: Yard>(
     bench.process_sets(&mut round).await?;
     bench.handle_inline(&mut round).await?;
     bench.ingest_duplicates(&mut round).await?;
+    bench.close().await?;
     elsewhere.close().await;
     Ok(round)
 }
@@ -101,6 +103,14 @@ struct Bench<'a, T: Yard> {
 }
 
 impl<T: Yard> Bench<'_, T> {
+    /// When they are only dropped, they close later, and SQLite removes files that it knows by their names then.
+    async fn close(self) -> Result<(), String> {
+        for connection in self.recipe.into_iter().chain([self.floor]) {
+            connection.into_inner().close().await.map_err(text)?;
+        }
+        Ok(())
+    }
+
     fn step(&self, name: &'static str) {
         self.bar.set_message(name);
         self.bar.inc(1);

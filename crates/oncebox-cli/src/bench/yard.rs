@@ -3,6 +3,7 @@
 use std::future::Future;
 
 use oncebox::Store;
+use sqlx::Connection;
 
 use crate::bench::report::ServerCost;
 use crate::bench::round::CALLERS;
@@ -12,7 +13,7 @@ use crate::target::Target;
 pub(crate) type Driver<T> = <<T as Target>::Store as Store>::Driver;
 
 /// The floor and the plain recipe on one database. All tables live beside the store's own and start empty.
-pub(crate) trait Yard: Target {
+pub(crate) trait Yard: Target<Store: Store<Driver: Connection>> {
     /// How many callers the recipe ingests with, one by one.
     const RECIPE_CALLERS: usize = CALLERS;
 

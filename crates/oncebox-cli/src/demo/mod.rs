@@ -79,7 +79,7 @@ pub(crate) async fn demo(options: Options) -> Result<bool, String> {
 
 async fn demo_somewhere(options: &Options, seed: u64) -> Result<(Report, &'static str), Cut> {
     let mut stop = Stop::listen()?;
-    let (place, _folder) = Place::own(options.store.as_deref(), "demo")?;
+    let (place, _folder) = Place::new(options.store.as_deref(), "demo")?;
     let report = if place.is_postgres() {
         demo_on::<PgTarget>(options, &place, seed, &mut stop).await?
     } else if place.is_mariadb() {

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
+use indicatif::HumanCount;
 use serde::Serialize;
 
 use super::Options;
-use crate::shell::grouped;
 
 /// The result, as `--json` prints it.
 #[derive(Debug, Serialize)]
@@ -42,7 +42,7 @@ impl Report {
         let mut text =
             format!("\noncebox demo on {store}: {} processes, seed {}\n\n", options.processes, self.seed);
         let mut line = |name: &str, value: u64, note: &str| {
-            let line = format!("  {name:<20}{:>12}   {note}", grouped(value));
+            let line = format!("  {name:<20}{:>12}   {note}", HumanCount(value).to_string());
             let _ = writeln!(text, "{}", line.trim_end());
         };
         line("messages", self.messages, "");
@@ -51,15 +51,15 @@ impl Report {
         line("redelivered", self.redelivered, "of these, unacknowledged at a kill or a freeze");
         let when = format!(
             "kill -9: {} with unacknowledged deliveries, {} while effects grew",
-            grouped(self.crashes_holding),
-            grouped(self.crashes_handling)
+            HumanCount(self.crashes_holding),
+            HumanCount(self.crashes_handling)
         );
         line("processes killed", self.crashes, if self.crashes > 0 { &when } else { "" });
         if self.pauses > 0 {
             line("processes frozen", self.pauses, "and gone on, when others had their work");
         }
         line("effects", self.effects, "rows in a table without a unique key");
-        let dead = format!("{} ended as dead letters: kept, but not handled", grouped(self.dead_letters));
+        let dead = format!("{} ended as dead letters: kept, but not handled", HumanCount(self.dead_letters));
         line("lost", self.lost, if self.dead_letters > 0 { &dead } else { "" });
         line("doubled", self.doubled, "");
         if self.crashes_holding * 2 < self.crashes {

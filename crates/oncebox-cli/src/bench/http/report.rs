@@ -1,5 +1,6 @@
 //! The figures, as JSON and as a table.
 
+use indicatif::HumanCount;
 use serde::Serialize;
 
 use crate::bench::line;
@@ -71,7 +72,10 @@ impl HttpReport {
         let Self { store, messages, waiting, ratios, memory_mib, start_ms, .. } = self;
         line(
             out,
-            format_args!("\noncebox bench of HTTP on {store}, {messages} messages (messages per second)\n"),
+            format_args!(
+                "\noncebox bench of HTTP on {store}, {} messages (messages per second)\n",
+                count(*messages)
+            ),
         );
         row(out, "bare commits, one connection", self.commit);
         row(out, "single posts, 64 connections", self.http.single);
@@ -82,7 +86,12 @@ impl HttpReport {
         goal(out, "NDJSON / library", ratios.ndjson_to_library, &format!("at least {NDJSON_GOAL}"));
         line(out, format_args!("\n  resident memory, MiB"));
         memory(out, "at rest", memory_mib.rest, REST_GOAL);
-        memory(out, &format!("after {waiting} messages that wait"), memory_mib.waiting, WAITING_GOAL);
+        memory(
+            out,
+            &format!("after {} messages that wait", count(*waiting)),
+            memory_mib.waiting,
+            WAITING_GOAL,
+        );
         memory(out, "started anew on them", memory_mib.waiting_restarted, WAITING_GOAL);
         line(
             out,
@@ -97,7 +106,11 @@ impl HttpReport {
 }
 
 fn row(out: &mut String, name: &str, value: f64) {
-    line(out, format_args!("  {name:<50}{value:>10.0}"));
+    line(out, format_args!("  {name:<50}{:>10}", count(value as usize).to_string()));
+}
+
+fn count(value: usize) -> HumanCount {
+    HumanCount(value as u64)
 }
 
 fn goal(out: &mut String, name: &str, value: f64, goal: &str) {
